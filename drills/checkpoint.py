@@ -182,6 +182,7 @@ def kill_row(what: str, trials: Sequence[Trial]) -> Measurement:
 def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
     """Return the rows of checkpoint-10."""
     cuts, failures = resume.bits(folder / "bits", seed=effort.seed, cuts=effort.cuts, steps=15 * effort.cuts)
+    struck, memory = resume.replaced(folder / "memory", seed=effort.seed, cuts=effort.cuts, steps=15 * effort.cuts)
     worlds = (2, 3, 1, 4) if effort.cuts > 1 else (2, 1)
     others = resume.sizes(folder / "sizes", worlds, each=4)
     return [
@@ -192,6 +193,14 @@ def resumes(folder: Path, effort: Effort, kept: Kept) -> list[Measurement]:
             failures,
             hash_equal=not failures,
             kept_by="training/test_job_restore.py",
+        ),
+        verdict(
+            "checkpoint-10",
+            "one of two ranks SIGKILLed and replaced from the other's memory: the same, against no kill",
+            struck,
+            memory,
+            hash_equal=not memory,
+            kept_by="training/recovery/test_random_numbers.py",
         ),
         verdict(
             "checkpoint-10",

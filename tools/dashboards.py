@@ -270,6 +270,44 @@ JOB = Dashboard(
                     ],
                 ),
                 one("Completed step", f"max by (pod) (holdfast_training_completed_step{_THIS})", "{{pod}}"),
+                one(
+                    "Own time per step of each rank",
+                    f"sum by (rank, pod, node) (holdfast_rank_step_seconds{_THIS})",
+                    "{{rank}}: {{pod}} on {{node}}",
+                    unit="s",
+                    width=12,
+                ),
+                one(
+                    "Slow ranks: own time relative to the median rank",
+                    f"max by (rank, node, activity) (holdfast_job_slow_rank_ratio{_THIS})",
+                    "{{rank}} on {{node}}: {{activity}}",
+                    width=12,
+                ),
+            ],
+        ),
+        Row(
+            title="Numbers that are not finite",
+            panels=[
+                one("Gradient norm", f"max(holdfast_training_gradient_norm{_THIS})", "norm"),
+                one(
+                    "Skipped steps",
+                    f"max(increase(holdfast_training_skipped_steps_total{_THIS}[$__rate_interval]))",
+                    "steps",
+                ),
+                Panel(
+                    title="Responses since the start",
+                    queries=[
+                        Query(expr=f"max(holdfast_training_{name}_total{_THIS})", legend=legend)
+                        for name, legend in (
+                            ("learning_rate_changes", "lower learning rates"),
+                            ("roll_backs", "roll-backs"),
+                            ("skipped_samples", "excluded samples"),
+                            ("bad_samples", "unreadable samples"),
+                            ("spikes", "spikes"),
+                            ("out_of_memory", "steps repeated for memory"),
+                        )
+                    ],
+                ),
             ],
         ),
         Row(
@@ -318,6 +356,11 @@ JOB = Dashboard(
                             legend="{{cause}}: allowed",
                         ),
                     ],
+                ),
+                one(
+                    "Replicas that differed",
+                    f"sum by (node) (increase(holdfast_training_replica_divergences_total{_THIS}[$__rate_interval]))",
+                    "{{node}}",
                 ),
                 one(
                     "Notices",

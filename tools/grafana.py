@@ -54,9 +54,9 @@ def one(title: str, expr: str, legend: str = "", **rest: Any) -> Panel:
     return Panel(title=title, queries=[Query(expr=expr, legend=legend)], **rest)
 
 
-def stat(title: str, expr: str, unit: str = "short", *, width: int = 4) -> Panel:
+def stat(title: str, expr: str, unit: str = "short") -> Panel:
     """Return a panel that shows a number."""
-    return one(title, expr, kind="stat", unit=unit, width=width, height=4)
+    return one(title, expr, kind="stat", unit=unit, width=4, height=4)
 
 
 def render(dashboard: Dashboard) -> Json:

@@ -164,15 +164,18 @@ def detected_by(mutation: Mutation, folder: Path) -> str:
 
 
 def tests_of(file: str) -> list[str]:
-    """Return the tests of a module: those with its name first, then all of its suite."""
-    suite = next(tests for folder, tests in SUITES.items() if file.startswith(f"{folder}/"))
+    """Return the tests of a module: those with its name first, then those of its folder, then all of its suite."""
+    folder, suite = next((folder, tests) for folder, tests in SUITES.items() if file.startswith(f"{folder}/"))
     own = (path for tests in suite for path in sorted((ROOT / tests).rglob(f"test_{Path(file).stem}*.py")))
-    return [*(str(path.relative_to(ROOT)) for path in own), *suite]
+    beside = (ROOT / suite[0] / Path(file).relative_to(folder)).parent
+    near = [beside] if beside.is_dir() else []
+    return [*(str(path.relative_to(ROOT)) for path in (*own, *near)), *suite]
 
 
 def passes(folder: Path, tests: list[str], marks: str) -> bool:
     """Whether the tests with these marks pass on the sources below `folder`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests]
+    words = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", marks]  # in the order of `tests`
+    command = [sys.executable, "-m", "pytest", *words, *tests]
     environment = os.environ | {"PYTHONPATH": ":".join(str(folder / source) for source in SOURCES)}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)

@@ -24,11 +24,11 @@ from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.direct_writer import aligned
-from holdfast.checkpoint.io.huge_pages import fault_in, fresh
+from holdfast.checkpoint.io.huge_pages import allocate, fault_in
 from holdfast.checkpoint.io.staging_buffer import anonymous
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.state.flatten import Stateful, flatten
@@ -79,7 +79,9 @@ class Ours:
         self._engine = CheckpointManager(
             self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print, full_every=self.full_every
         )
-        self._engine.enter(Attempt(attempt_id=AttemptId(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
+        self._engine.enter(
+            Attempt(attempt_id=AttemptId(1, 1), job_uid="bench", publication="p", run_id="r"), SingleRank()
+        )
         self._engine.prepare(flatten({"model": self.state}).specs)
         self._engine._arena._settle()
 
@@ -99,9 +101,10 @@ class Ours:
             specs=flat.specs,
             read=flat.read,
             fill=flat.fill,
+            weights=frozenset(list(flat.tensors)[::3]),  # the others are the moments of an optimizer
             state={"objects": flat.tree},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
 
@@ -152,7 +155,7 @@ class OnTheNode(Ours):
 def at_hand(nbytes: int) -> None:
     """Let the system allocate this much memory at once. If a virtual machine's host takes free memory back, memory
     that was released just now is still there."""
-    fault_in(fresh(nbytes + nbytes // 8))
+    fault_in(allocate(nbytes + nbytes // 8))
 
 
 def idle() -> None:

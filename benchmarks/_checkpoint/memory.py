@@ -32,7 +32,7 @@ from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord  # noqa: 
 from holdfast.checkpoint.format.shard_layout import TensorSpec  # noqa: E402
 from holdfast.checkpoint.policy.fencing import Resume  # noqa: E402
 from holdfast.checkpoint.policy.fencing_context import FencingContext  # noqa: E402
-from holdfast.checkpoint.ranks.exchange import Alone  # noqa: E402
+from holdfast.checkpoint.ranks.exchange import SingleRank  # noqa: E402
 from holdfast.checkpoint.restore.chunk_reader import read_into  # noqa: E402
 from holdfast.checkpoint.restore.copies import Copies, whole_file  # noqa: E402
 from holdfast.checkpoint.restore.memory_layout import Extent  # noqa: E402
@@ -43,7 +43,7 @@ from holdfast.checkpoint.saving.stager import plan  # noqa: E402
 from holdfast.checkpoint.saving.writer import save  # noqa: E402
 from holdfast.checkpoint.stores.base import CheckpointStore  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
-from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402
+from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, send, space_for  # noqa: E402
 from holdfast.checkpoint.stores.memory.peer_server import PeerServer  # noqa: E402
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter  # noqa: E402
 from holdfast.checkpoint.stores.memory.slots import SlotSet  # noqa: E402
@@ -160,7 +160,7 @@ def far(nbytes: int, rounds: int) -> None:
         here.mkdir()
         state = State(here, nbytes, port)
         state.save()
-        save(shared, state.snapshot(), Alone())
+        save(shared, state.snapshot(), SingleRank())
         contestants = {
             "give": state.give,
             "each step": lambda: timed(state.save),
@@ -217,7 +217,7 @@ class State:
         )
         self._tier = MemoryTier()
         self._tier.enter(
-            TierWorld(settings=settings, neighbours=members, local_rank=0, exchange=Alone(), check=lambda: None)
+            TierWorld(settings=settings, neighbours=members, local_rank=0, exchange=SingleRank(), check=lambda: None)
         )
         self._planner = Planner()
         self._lying: SlotWriter | None = None
@@ -240,7 +240,7 @@ class State:
             read=lambda piece: self._parts[piece.spec.name],
             state={},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
 
@@ -249,7 +249,7 @@ class State:
         self._step += 1
         staged = plan(self.snapshot(), None, self._planner, rank=0, size=1)
         context = FencingContext(claims=(), job_uid="", resume=Resume.ALWAYS)
-        if not self._tier.save(staged, Alone(), context).committed:
+        if not self._tier.save(staged, SingleRank(), context).committed:
             raise AssertionError("the checkpoint was not published")
 
     def restore(self) -> float:
@@ -279,7 +279,7 @@ class State:
         file, nbytes = tensors_file(1), self.data.nbytes
         name = CheckpointName(step=1, attempt_id=PAIR)
         if self._lying is None:
-            room = room_for([nbytes], 0)
+            room = space_for([nbytes], 0)
             self._lying = SlotSet(self._folder, "own-1", count=1).begin(name, room, keep=())
             self._record = self._lying.write(file, [self.data], nbytes)
         if self._record is None:
@@ -290,7 +290,7 @@ class State:
             name=name,
             keep=(),
             files={file: self._record},
-            room=room_for([nbytes], 0),
+            room=space_for([nbytes], 0),
         )
         lying = self._lying
         return timed(lambda: send(self._peer, copy, [lying.place(file)]))
@@ -300,7 +300,7 @@ class State:
         at_hand(self.data.nbytes)
 
         def act() -> None:
-            self._found = restore([store], Alone())
+            self._found = restore([store], SingleRank())
 
         seconds = timed(act)
         if self._found is None or self._found.loaded is None:

@@ -69,7 +69,7 @@ def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[li
     def ours(number: int) -> None:
         name = CheckpointName(step=number, attempt_id=AttemptId(1, 1))
         snapshot = Snapshot(
-            name=name, specs=flat.specs, read=flat.read, fill=flat.fill, state={}, data=None, alone={}, numerics={}
+            name=name, specs=flat.specs, read=flat.read, fill=flat.fill, state={}, data=None, per_rank={}, numerics={}
         )
         exchange = StoreExchange(client, rank=rank, size=2, number=number)
         staged = stage(snapshot, arena, planner, rank=rank, size=2)

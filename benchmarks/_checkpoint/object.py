@@ -23,7 +23,7 @@ from _bench import Measurement, interleaved, measured, not_measured, ratios
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
@@ -121,12 +121,12 @@ def _commit(root: Path, nbytes: int) -> CheckpointName:
         read=lambda piece: data[: piece.nbytes],
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
         job_uid="bench",
         publication="bench",
     )
-    save(root, snapshot, Alone())
+    save(root, snapshot, SingleRank())
     return name
 
 
@@ -159,7 +159,7 @@ def _restore(scene: Scene) -> float:
     """Restore like a job that has nothing else. The result is released after the clock has stopped."""
     store = _store(scene)
     began = time.perf_counter()
-    found = restore([store], Alone())
+    found = restore([store], SingleRank())
     seconds = time.perf_counter() - began
     if found.loaded is None or found.quarantined:
         raise RuntimeError("what was read is not what was written")

@@ -25,7 +25,7 @@ from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import Holding, Piece, TensorSpec
 from holdfast.checkpoint.format.shard_layout import rows as rows_of
-from holdfast.checkpoint.io.huge_pages import fresh
+from holdfast.checkpoint.io.huge_pages import allocate
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
@@ -109,7 +109,7 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Measur
         "safetensors": lambda: kept.append(touched(safetensors.torch.load_file(folder / "safetensors"))),
         "torch.load": lambda: kept.append(torch.load(folder / "torch.load", weights_only=True)),
     }
-    buffers = [fresh(CHUNK) for _ in range(2)]
+    buffers = [allocate(CHUNK) for _ in range(2)]
     commits = {whose: list((folder / whose).glob("*/*.safetensors")) for whose in ("ours", "through")}
     limits: Acts = {
         "limit": lambda: read_all(commits["ours"], buffers),
@@ -316,7 +316,7 @@ def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], hold
         read=read,
         state={"objects": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
         holding=holding,
     )

@@ -179,10 +179,10 @@ class Fleet:
         return Death(job=f"{job.namespace}/{job.name}", pod=str(meta["name"]), at=at)
 
 
-def jobs_of(first: int, count: int, workers: int, *, prefix: str = "fleet") -> list[Job]:
+def jobs_of(first: int, count: int, workers: int) -> list[Job]:
     """Return jobs by number, a hundred per namespace."""
     return [
-        Job(namespace=f"{prefix}-{number // JOBS_A_NAMESPACE}", name=f"job-{number}", workers=workers)
+        Job(namespace=f"fleet-{number // JOBS_A_NAMESPACE}", name=f"job-{number}", workers=workers)
         for number in range(first, first + count)
     ]
 

@@ -99,17 +99,17 @@ class Job(ABC):
                 raise TrialFailedError(f"{type(self).__name__}: not within {seconds:.0f} s: {what}\n{self.tail()}")
             time.sleep(0.01)
 
-    def await_healthy(self, *, since: int, steps: int = 10, seconds: float = 60.0) -> None:
+    def await_healthy(self, *, since: int, seconds: float = 60.0) -> None:
         """Wait until all ranks of a full world have trained further steps."""
         self.wait_for(
-            lambda: healthy_steps(self.trace.lines, since=since, full=self.full) >= steps,
-            f"{steps} steps of {self.full} ranks",
+            lambda: healthy_steps(self.trace.lines, since=since, full=self.full) >= 10,
+            f"10 steps of {self.full} ranks",
             seconds=seconds,
         )
 
-    def await_quiet(self, *, seconds: float = 60.0) -> None:
+    def await_quiet(self) -> None:
         """Wait until only launchers and ranks use the CPU: standby processes are then ready for a fault."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 60
         before = self._others_ticks()
         while time.monotonic() < end:
             time.sleep(QUIET_SECONDS)

@@ -19,7 +19,7 @@ from torch.nn import functional
 VOCABULARY, WIDTH, HEADS, LAYERS, CONTEXT = 1024, 256, 4, 4, 64
 PER_RANK = 4  # samples per rank of a full world in a step
 SAMPLES = 1 << 16
-FOR_EVER = 3600.0
+FOREVER = 3600.0
 
 
 class Model(nn.Module):
@@ -108,6 +108,6 @@ class Trace:
 
 def _obey(kind: str) -> None:
     if kind == "sleep":
-        time.sleep(FOR_EVER)
+        time.sleep(FOREVER)
     elif kind == "gil":
-        ctypes.PyDLL(None).sleep(int(FOR_EVER))  # unlike CDLL it keeps the interpreter's lock
+        ctypes.PyDLL(None).sleep(int(FOREVER))  # unlike CDLL it keeps the interpreter's lock

@@ -27,6 +27,7 @@ import holdfast
 from _steady.workload import SHAPES, Samples, Shape, batch, build, loss_of
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import Group
+from holdfast.training.loop import TrainingLoop
 from holdfast.training.step.gradient_reducer import Reducer
 
 RANKS = 2
@@ -104,9 +105,9 @@ class Averaging(Contestant):
 class Loop(Contestant):
     """All of Holdfast's loop: data, averages, vote, guard and optimizer, without launcher and checkpoints."""
 
-    def __init__(self, shape: Shape, rank: int) -> None:
+    def __init__(self, shape: Shape, rank: int, **settings: Any) -> None:
         super().__init__(shape, rank)
-        self._job = holdfast.init()
+        self._job = holdfast.init(**settings)
         self._job.manage(model=self.model, optimizer=self.optimizer)
         self._batches = self._job.batches(
             Samples(shape),
@@ -115,6 +116,11 @@ class Loop(Contestant):
             max_steps=1 << 30,
             collate=torch.stack,
         )
+
+    @property
+    def loop(self) -> TrainingLoop:
+        """The loop of the library."""
+        return self._job._managed
 
     def batch(self) -> torch.Tensor:
         tokens: torch.Tensor = next(self._batches)
@@ -156,9 +162,7 @@ class Torchft(Contestant):
 def main() -> None:
     """Run blocks of four turns: DDP first and last, or second and third, so that a drift of the machine cancels."""
     order = arguments()
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", order.port, is_master=False, timeout=timedelta(minutes=5))
-    dist.init_process_group("gloo", store=dist.PrefixStore("peer", store), rank=order.rank, world_size=RANKS)
+    join(order)
     shape = SHAPES[order.shape]
     made: dict[str, Callable[[], Contestant]] = {
         "ddp": lambda: Ddp(shape, order.rank),
@@ -175,6 +179,13 @@ def main() -> None:
             say(order.rank, **block(contestants["ddp"], contestants[name], name, order.steps, rng.random() < 0.5))
     dist.barrier()
     os._exit(0)
+
+
+def join(order: argparse.Namespace) -> None:
+    """Form the process group of both ranks."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", order.port, is_master=False, timeout=timedelta(minutes=5))
+    dist.init_process_group("gloo", store=dist.PrefixStore("peer", store), rank=order.rank, world_size=RANKS)
 
 
 def block(ddp: Contestant, other: Contestant, name: str, steps: int, outside: bool) -> dict[str, Any]:
@@ -206,7 +217,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warm", type=int, default=3)
-    parser.add_argument("against", nargs="+")
+    parser.add_argument("--folder", help="for checkpoints")
+    parser.add_argument("against", nargs="*")
     return parser.parse_args()
 
 

@@ -24,6 +24,7 @@ class Shape:
 SHAPES = {
     "3.7 M": Shape(vocabulary=1024, width=256, layers=4, context=64, samples=4),
     "29 M": Shape(vocabulary=4096, width=512, layers=8, context=64, samples=4),
+    "29 M, 1 sample": Shape(vocabulary=4096, width=512, layers=8, context=64, samples=1),
 }
 
 

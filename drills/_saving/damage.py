@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName
 from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
@@ -36,7 +36,7 @@ def snapshot(step: int) -> Snapshot:
         read=lambda piece: tensors[piece.spec.name],
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={"rank": 0, "step": step},
+        per_rank={"rank": 0, "step": step},
         numerics={},
         job_uid=OWNER,
     )
@@ -102,7 +102,7 @@ def one(folder: Path, seed: int, number: int) -> str:
     file = root / name / rng.choice(_FILES)
     DAMAGES[kind](file, rng)
     what = f"{kind}, {file.name}, trial {number}"
-    found = restore(root, Alone(), job_uid=OWNER)
+    found = restore(root, SingleRank(), job_uid=OWNER)
     if found.step != OLD or found.loaded is None:
         return f"{what}: step {found.step} was restored"
     if {name: bytes(data) for name, data in found.loaded.tensors.items()} != contents(OLD):
@@ -115,7 +115,7 @@ def one(folder: Path, seed: int, number: int) -> str:
 def drill(folder: Path, *, seed: int, trials: int) -> list[str]:
     """Return the failures of this many trials."""
     for step in (OLD, NEW):
-        result = save(folder / "whole", snapshot(step), Alone())
+        result = save(folder / "whole", snapshot(step), SingleRank())
         if not result.committed:
             return [result.message]
     return [failure for number in range(trials) if (failure := one(folder, seed, number))]

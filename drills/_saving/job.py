@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.support import child_process
-from holdfast.fault_injection.step_trace import Lines
+from holdfast.fault_injection.step_trace import JsonLines
 from holdfast.launcher.host.run_dir import STATUS_FILE
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -60,7 +60,7 @@ class Book:
     digests: dict[int, set[str]] = field(default_factory=dict)
     """The digests that any rank had or saved at a step: one, if repeated steps give equal results."""
     generators: dict[tuple[int, int], set[str]] = field(default_factory=dict)
-    """The digests of the generators that were saved, by step and rank."""
+    """The digests of the generators after a step, by step and rank."""
     samples: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     """By step and rank, the last time that the step was trained."""
     begun: dict[Pair, dict[int, Note]] = field(default_factory=dict)
@@ -83,9 +83,9 @@ class Book:
             case "begin":
                 self.begun.setdefault(note.pair, {})[note.rank] = note
             case "saved" if note.step:
-                self.generators.setdefault((note.step, note.rank), set()).add(note.generators)
                 self._add_digest(note)
             case "made":
+                self.generators.setdefault((note.step, note.rank), set()).add(note.generators)
                 self._add_digest(note)
                 self._add_made(note)
 
@@ -140,7 +140,7 @@ class Job:
         self.checkpoints = checkpoints or folder / "checkpoints"
         self.run_dir = Path(tempfile.mkdtemp(prefix="holdfast-drill-", dir=_MEMORY if _MEMORY.is_dir() else None))
         self.log, self._notes_file = folder / "log", folder / "notes.jsonl"
-        self._lines, self.book = Lines(self._notes_file), Book()
+        self._lines, self.book = JsonLines(self._notes_file), Book()
         self.launcher: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
@@ -176,7 +176,7 @@ class Job:
 
     def read(self) -> Book:
         """Read new records, and return all."""
-        for line in self._lines.fresh():
+        for line in self._lines.read_new():
             self.book.add(Note.of(line))
         return self.book
 
@@ -191,9 +191,9 @@ class Job:
         self.wait(trains, f"{steps} steps of {self.processes} ranks in a world above {above}")
         return self.book
 
-    def await_words(self, words: str, *, times: int = 1, since: int = 0) -> None:
+    def await_words(self, words: str, *, since: int = 0) -> None:
         """Wait until these words are in the log after the offset `since`."""
-        self.wait(lambda: self.said(since).count(words) >= times, f"{words!r} in the log")
+        self.wait(lambda: words in self.said(since), f"{words!r} in the log")
 
     def said(self, since: int = 0) -> str:
         """Return the log from an offset on."""

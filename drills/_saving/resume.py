@@ -1,19 +1,21 @@
-"""checkpoint-10: a job that is interrupted repeatedly has the same bits as one that never was. Its steps have the
-same samples, whatever number of ranks it resumes with."""
+"""checkpoint-10: a job that is interrupted repeatedly has the same bits as one that never was. It continues from a
+checkpoint, or from the memory of a surviving rank. Its steps have the same samples for any number of ranks."""
 
 from __future__ import annotations
 
 import random
+import signal
 import time
 from pathlib import Path
 
-from _saving.job import Book, Job
+from _saving.job import Book, Job, signal_to
 
 INTERVAL_STEPS = 5
+NEVER = 1_000_000  # as an interval in steps
 
 
-def _job(folder: Path, steps: int, *, processes: int = 2, noise: bool = True) -> Job:
-    words = [f"--checkpoint-interval={INTERVAL_STEPS}", "--warm-processes=none"]
+def _job(folder: Path, steps: int, *, processes: int = 2, noise: bool = True, interval: int = INTERVAL_STEPS) -> Job:
+    words = [f"--checkpoint-interval={interval}", "--warm-processes=none"]
     environ = {"DRILL_STEPS": str(steps), "DRILL_PACE": "0.03"} | ({"DRILL_NOISE": "1"} if noise else {})
     return Job(folder, processes=processes, words=words, **environ)
 
@@ -51,6 +53,31 @@ def bits(folder: Path, *, seed: int, cuts: int, steps: int) -> tuple[int, list[s
     finally:
         job.close()
     return made, differences(whole, job.book)
+
+
+def replaced(folder: Path, *, seed: int, cuts: int, steps: int) -> tuple[int, list[str]]:
+    """Return how often a rank was killed and replaced from the memory of the other, and the differences as `bits`.
+
+    The job writes no checkpoint, so a world that does not continue from memory starts from step 0.
+    """
+    rng = random.Random(seed)  # noqa: S311
+    whole = _undisturbed(folder / "whole", steps)
+    job, made = _job(folder / "cut", steps, interval=NEVER), 0
+    try:
+        job.start()
+        while made < cuts and job.book.newest < steps:
+            job.await_steps(2 + rng.randrange(steps // (2 * cuts)), above=job.book.pair, restart=False)
+            time.sleep(rng.uniform(0, 0.1))
+            ranks = job.book.begun[job.book.pair]
+            signal_to([ranks[rng.randrange(len(ranks))].pid], signal.SIGKILL)
+            made += 1
+        if job.finish():
+            raise AssertionError(job.said())
+    finally:
+        job.close()
+    first, *later = job.book.begun
+    lost = [pair for pair in later if any(note.step == 0 for note in job.book.begun[pair].values())]
+    return made, [f"{pair} did not continue after {first}" for pair in lost] + differences(whole, job.book)
 
 
 def differences(whole: Book, cut: Book) -> list[str]:

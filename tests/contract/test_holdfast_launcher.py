@@ -110,6 +110,7 @@ class _Running:
 def rank() -> Rank:
     place = RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3)
     made = Rank(slot=0, local_rank=0, place=place, attempt_id=AttemptId(2, 1), started_at=0.0, phase="step", step=412)
+    made.data_seconds, made.compute_seconds = 0.01, 0.11
     made.process = _Running()  # type: ignore[assignment]
     return made
 
@@ -124,6 +125,9 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         throughput=1536.0,
         step_seconds=0.16,
         gradient_norm=1.25,
+        bad_samples=3,
+        out_of_memory=2,
+        non_finite=Counter(skippedSteps=10, learningRateChanges=1, rollBacks=1, skippedSamples=80, spikes=2),
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
         tallies=CheckpointCounters(
             written={"shared": Written(commits=4, nbytes=8388608, seconds=1.25)},
@@ -134,7 +138,10 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         ),
         claims={AttemptId(2, 1): Claim.from_json(golden("claim.json"))},
         quarantined=wanted["quarantined"],
+        slow_ranks=wanted["slowRanks"],
     )
+    diverged = next(message for message in golden("agent_socket.json")["rank"] if message["type"] == "diverged")
+    progress.count_divergence(1, {**diverged, "step": 400}, AT)
     emitted = status(
         identity=Identity(pod_uid="uid-w0", pod="gpt-w0", node="node-1", gpus=tuple(wanted["gpus"])),
         state=state(),

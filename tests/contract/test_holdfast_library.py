@@ -26,7 +26,7 @@ GOLDEN = json.loads((HERE / "agent_socket.json").read_text())
 CLAIM = json.loads((HERE / "claim.json").read_text())
 
 # What a rank may leave out.
-OPTIONAL = {"slot", "shard", "source", "lr", "worldSize", "gradNorm", "activities"}
+OPTIONAL = {"slot", "shard", "source", "lr", "worldSize", "gradNorm", "activities", "outOfMemory"}
 
 TRAIN = """
 import torch, holdfast
@@ -113,6 +113,7 @@ def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) 
     assert agent.trained == AttemptId.from_json(golden["welcome"]["trained"])
     assert agent.books is not None
     assert agent.books.to_json() == golden["welcome"]["books"]
+    assert agent.out_of_memory.to_json() == golden["welcome"]["outOfMemory"]
     wanted = Requests(checkpoint=(golden["checkpoint"]["id"],), pause=(golden["quiesce"]["id"],))
     assert eventually(lambda: agent.requests() == wanted), agent.requests()
     agent.answered(wanted)
@@ -188,6 +189,7 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
     golden = {message["type"]: message for message in GOLDEN["rank"]}
     heard = {message["type"]: message for message in server.heard}
     unsaid = {"foreignClaims", "quiesced", "peerLost", "account", "standby", "ready", "left", "lastCommit"}
+    unsaid |= {"diverged", "skipped", "rolledBack", "slowRanks", "badSamples", "spike", "outOfMemory"}
     assert set(heard) - {"account"} == set(golden) - unsaid  # books are told by the clock
     for kind, message in heard.items():
         expected, got = shape(golden[kind]), shape(message)

@@ -108,6 +108,10 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
     assert report.unsaved is not None
     assert (report.unsaved.since, report.unsaved.cause) == (NOON, "Full")
+    assert report.divergences is not None
+    last = report.divergences.last
+    assert (report.divergences.count, last.rank, last.step, last.tensor) == (1, 1, 400, "model/weight")
+    assert (last.repaired, last.time) == (True, NOON)
     assert report.highest_claim is not None
     assert report.highest_claim.to_json() == read("claim.json")
     assert report.lost_members == ("uid-w2",)

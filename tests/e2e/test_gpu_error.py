@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
+from holdfast_testbed.drill.departure import COMMITTED, Witness
 from holdfast_testbed.drill.faults import Drill, DrillJob
 from holdfast_testbed.drill.install import example_job
 from holdfast_testbed.drill.promises import Promise, losses_and_causes
@@ -56,6 +57,9 @@ def test_gpu_off_the_bus_costs_its_worker_the_node_and_no_step(
         watcher.wait_for_world(WORKERS, steps=5, timeout=300)
         sick = stage.workers()[1]
         watcher.wait("its GPU to be watched", lambda: watched(stage, sick), timeout=240)
+        newest = watcher.newest()
+        assert newest is not None
+        witness = Witness(stage, sick, newest.attempt_id)
 
         def fall_off_the_bus(stage: DrillJob) -> None:
             stage.strike()
@@ -66,6 +70,8 @@ def test_gpu_off_the_bus_costs_its_worker_the_node_and_no_step(
         outcome = Drill(name="XID 79", promise=promise, inflict=fall_off_the_bus).run(stage)
 
         assert losses_and_causes(promise, outcome) == ()
+        seen = witness.tell(noticed=stage.struck[-1], deadline=stage.struck[-1] + 30, patience=60)
+        assert (seen.result, seen.shards) == (COMMITTED, WORKERS), "a checkpoint before the worker leaves its node"
         watcher.wait_for_world(WORKERS, steps=2, timeout=240)
         assert sick.node not in {pod.node for pod in stage.workers()}, (
             "its GPU is free, and nothing else is wrong there"

@@ -12,7 +12,11 @@ from holdfast_testbed.errors import UnplaceableError
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 NAMESPACE = "matrix"
+PROMISES = "tests/e2e/test_promises.py: the same fault, with the same limits"
 ELSEWHERE = {
+    "node-power": PROMISES,
+    "operator-killed": PROMISES,
+    "pod-deleted": PROMISES,
     "disk-full": "tests/holdfast/checkpoint/io/test_full_disk.py: here it would fill the disk of the machine",
 }
 HERE = [case for case in CASES if case.name not in ELSEWHERE]

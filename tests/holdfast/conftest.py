@@ -18,7 +18,7 @@ from command_line import Commands
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.writer import save
@@ -45,7 +45,7 @@ def snapshot_of(step: int, attempt_id: AttemptId, tensors: Tensors, *, rank: int
         read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={"rank": rank},
+        per_rank={"rank": rank},
         numerics={},
         job_uid="job-1",
         publication="p1",
@@ -67,7 +67,7 @@ def commit() -> Callable[..., SaveResult]:
     ) -> SaveResult:
         snapshot = snapshot_of(step, attempt_id or AttemptId(1, 1), tensors, rank=rank)
         told = {"metrics": [[measured, values] for measured, values in metrics]}
-        return save(root, replace(snapshot, state=snapshot.state | told), Alone())
+        return save(root, replace(snapshot, state=snapshot.state | told), SingleRank())
 
     return write
 

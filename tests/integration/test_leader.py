@@ -250,6 +250,7 @@ def test_an_api_server_that_is_away_ends_no_operator(stage: Stage, operator: Pai
     assert other.alive()
 
 
+@pytest.mark.thorough
 def test_isolated_leader_is_replaced_without_late_writes(stage: Stage, operator: Pair, trained: Any) -> None:
     """Requests that it sent late have no effect."""
     before, cut = uids(stage), operator.leader

@@ -115,6 +115,7 @@ def make_operator() -> OperatorMetrics:
     for job, ready in (("gpt", 3), ("bert", 0)):
         metrics.set_job("ml", job, workers=3, ready=ready, step=412)
         metrics.set_budgets("ml", job, {"Application": (1, 3)})
+    metrics.set_slow_ranks("ml", "gpt", {("2", "node-1", "compute"): 3.417})
     work(metrics)
     nodes = RemediationMetrics(metrics.registry)
     nodes.alerts("firing", 1)

@@ -99,6 +99,83 @@ def test_a_full_run_continues_where_it_was_stopped(bench: Any, monkeypatch: pyte
     assert bench.Trials("x", full).values("idle") == [], "values of other code are not kept"
 
 
+def canned_guards(steady: Any, trials: Any, *, comparison: float = 0.02) -> None:
+    """Keep three blocks as ranks write them: the guards take 1, 2 and 2.2 % of a step."""
+    for ours in (1.01, 1.02, 1.022):
+        lines = [
+            {"name": "guards", "wall": [0.2 * ours, 0.2], "cpu": [0.1 * ours, 0.1]},
+            {"name": "guards", "values": {"own": 0.001, "norm": 0.00101, "step": 0.101}},
+            {"name": "comparison", "values": {"wall": comparison, "cpu": comparison / 2}},
+            {
+                "name": "save",
+                "values": {
+                    "stall checked": 0.03,
+                    "stall unchecked": 0.01,
+                    "durable checked": 0.12,
+                    "durable unchecked": 0.1,
+                    "cpu checked": 0.05,
+                    "cpu unchecked": 0.04,
+                },
+            },
+        ]
+        for line in lines:
+            steady.keep("3.7 M", line, trials)
+
+
+def test_the_guards_are_judged_by_their_part_of_a_step_and_of_a_comparison(bench: Any) -> None:
+    steady = importlib.import_module("steady")
+    judged = {}
+    for comparison in (0.02, 0.5):
+        trials = bench.Trials("x", bench.Effort(quick=False, full=False))
+        canned_guards(steady, trials, comparison=comparison)
+        rows = steady.guards.rows("3.7 M", "3.7 M parameters", trials)
+        judged[comparison] = {row.what: (round(row.ours, 4), row.held) for row in rows}
+    step, other = "with guards ÷ without, 3.7 M parameters", "3.7 M parameters"
+    assert judged[0.02] == {
+        step: (1.0205, False),
+        f"{step}: CPU time": (1.0205, None),
+        f"calls of the guards, {other}": (1.05, None),
+        f"calls of the guards, {other}: the norm of the gradients alone": (1.0, None),
+        f"one comparison of replicas, {other}": (20.0, None),
+        f"one comparison in 200 steps, {other}": (0.05, True),
+        f"a step without guards, {other}": (200.0, None),
+        f"stall of a save by 2 ranks, with guards ÷ without, {other}": (3.0, None),
+        f"stall of a save by 2 ranks, with guards − without, {other}": (20.0, None),
+        f"save by 2 ranks until it is durable, with guards ÷ without, {other}": (1.2, None),
+        f"save by 2 ranks until it is durable, with guards − without, {other}": (20.0, None),
+        f"save by 2 ranks: CPU time of a rank, with guards ÷ without, {other}": (1.25, None),
+        f"save by 2 ranks: CPU time of a rank, with guards − without, {other}": (10.0, None),
+    }
+    assert judged[0.5][f"one comparison in 200 steps, {other}"] == (1.25, False)
+
+
+def test_a_quick_run_of_steady_has_rows_of_ddp_and_of_guards(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steady = importlib.import_module("steady")
+
+    def blocks(shape: str, blocks: int, names: list[str], trials: Any) -> None:
+        for name in names * blocks:
+            steady.keep(shape, {"name": name, "wall": [0.2, 0.2], "cpu": [0.1, 0.1]}, trials)
+
+    monkeypatch.setattr(bench, "arguments", lambda _: bench.Effort(quick=True, full=False))
+    monkeypatch.setattr(steady, "measure", blocks)
+    monkeypatch.setattr(steady, "measure_guards", lambda shape, blocks, trials: canned_guards(steady, trials))
+    assert steady.main() == 0
+    rows = json.loads((bench.OUT / "steady.quick.json").read_text())["rows"]
+    assert {row["bar"] for row in rows} == {"recovery-8", "guards"}
+    assert [row["peer_name"] for row in rows if row["what"] == "torchft ÷ DDP"] == ["left out of --quick"]
+
+
+@pytest.mark.thorough
+def test_two_ranks_train_and_save_with_and_without_guards(bench: Any) -> None:
+    """A change of the guards' names can break only the measuring, which canned values do not call."""
+    steady = importlib.import_module("steady")
+    trials = bench.Trials("x", bench.Effort(quick=True, full=False))
+    steady.measure_guards("3.7 M", 1, trials)
+    rows = steady.guards.rows("3.7 M", "3.7 M parameters", trials)
+    assert all(row.n == 1 for row in rows)
+    assert all(row.ours > 0 for row in rows if "−" not in row.what)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_it_says_what_it_measures_and_how_much(program: Path) -> None:

@@ -22,7 +22,7 @@ WIRE = ("protocol.md", "checkpoint-format.md", "sidecar.md", "metrics.md", "benc
 OTHERS = {
     *("completionMode", "fsGroup", "holderIdentity", "renewTime", "resourceVersion", "runAsUser", "limitRange"),
     *("podMonitorNamespaceSelector", "groupLabels", "heldBack", "leftOut", "notCopied", "worldSize"),
-    *("manifestDigest", "runID"),
+    *("manifestDigest", "medianSeconds", "microBatch", "runID"),
 }
 """Fields of other projects' resources, and of what `--json` prints."""
 

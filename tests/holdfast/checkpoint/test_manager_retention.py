@@ -21,7 +21,7 @@ from holdfast.checkpoint.format.shard_layout import Piece, TensorSpec
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.main import main
 from holdfast.core.attempt import AttemptId, Claim
@@ -102,10 +102,10 @@ def test_leftovers_of_higher_attempts_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_by_hand_each_start_is_a_generation_of_its_own(tmp_path: Path) -> None:
-    first = attempt_by_hand(tmp_path, Alone())
+    first = attempt_by_hand(tmp_path, SingleRank())
     assert first.attempt_id == AttemptId(1, 1)
     Run(tmp_path, 1, 1, job=first.job_uid)
-    second = attempt_by_hand(tmp_path, Alone())
+    second = attempt_by_hand(tmp_path, SingleRank())
     assert second.attempt_id == AttemptId(2, 1)
     assert [claim.attempt_id for claim in second.known] == [AttemptId(1, 1)]
 

@@ -87,7 +87,7 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
 
@@ -101,7 +101,7 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
 
 def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> None:
     from holdfast.checkpoint.io.staging_buffer import Arena
-    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.ranks.exchange import SingleRank
     from holdfast.checkpoint.saving.incremental import Chain
     from holdfast.checkpoint.saving.planner import Planner
     from holdfast.checkpoint.saving.stager import stage
@@ -119,11 +119,11 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
         staged = stage(snapshot, Arena(), Planner(), rank=0, size=1)
-        assert commit(tmp_path, staged, Alone(), chain=chain).committed
+        assert commit(tmp_path, staged, SingleRank(), chain=chain).committed
 
     folder, manifest = reader.newest(tmp_path)
     assert (manifest["version"], manifest["parent"]) == (2, "step-2.g1.a1")
@@ -135,7 +135,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
     tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
 ) -> None:
     from holdfast.checkpoint.io.staging_buffer import Arena
-    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.ranks.exchange import SingleRank
     from holdfast.checkpoint.restore.search import restore
     from holdfast.checkpoint.saving.incremental import Chain
     from holdfast.checkpoint.saving.planner import Planner
@@ -155,7 +155,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
             inexact=trained({"model": model}, flat),
         )
@@ -170,7 +170,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
     assert manifest["version"] == 3
     assert len(manifest["tensors"]["model/weight"]["patches"]) == 2
     tensors = reader.read_tensors(folder, manifest)
-    loaded = restore(tmp_path, Alone()).loaded
+    loaded = restore(tmp_path, SingleRank()).loaded
     assert loaded is not None
     assert {name: bits(tensor) for name, tensor in tensors.items()} == {
         name: bytes(data) for name, data in loaded.tensors.items()

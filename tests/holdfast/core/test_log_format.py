@@ -8,11 +8,11 @@ import logging
 
 import pytest
 
-from holdfast.core.log_format import BackgroundHandler, JsonFormatter, LogContext, PeopleFormatter
+from holdfast.core.log_format import BackgroundHandler, JsonFormatter, LogContext, TextFormatter
 from holdfast.launcher.host.termination_log import last_lines
 
 CONTEXT = LogContext(fields={"pod": "gpt-w0", "generation": 2, "attempt": 1, "rank": 2})
-FORMATTERS = [JsonFormatter(CONTEXT), PeopleFormatter(CONTEXT), PeopleFormatter(LogContext())]
+FORMATTERS = [JsonFormatter(CONTEXT), TextFormatter(CONTEXT), TextFormatter(LogContext())]
 USAGE = "train.py: error: unrecognized arguments: --sped"
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,9 @@ import pytest
 from holdfast.core.environment import read_environment
 from holdfast.core.errors import ChaosError
 from holdfast.fault_injection import injector
-from holdfast.fault_injection.injector import Injector, listener, order_file
+from holdfast.fault_injection.injector import Injector, before_read, listener, order_file
 from holdfast.fault_injection.plan import Fault, Kind
-from holdfast.fault_injection.step_trace import Lines, Trace
+from holdfast.fault_injection.step_trace import JsonLines, Trace
 from holdfast.telemetry.activity import Activity, Meter
 
 Make = Callable[..., Meter]
@@ -48,7 +49,7 @@ def steps(meter: Meter, *numbers: int) -> None:
 RAISE = Fault(number=1, kind=Kind.EXCEPTION, rank=0, step=3)
 
 
-def test_a_process_that_nobody_hurts_has_no_listener() -> None:
+def test_process_without_chaos_has_no_listener() -> None:
     assert listener(read_environment({})) is None
 
 
@@ -61,8 +62,8 @@ def test_every_step_leaves_a_mark(meter: Make, tmp_path: Path) -> None:
     steps(meter(), 1, 2, 3)
     trace = Trace(tmp_path / "trace")
     trace.read()
-    assert [(mark.step, mark.rank, mark.size) for mark in trace.marks] == [(1, 0, 2), (2, 0, 2), (3, 0, 2)]
-    assert all(mark.began <= mark.time for mark in trace.marks)
+    assert [(mark.step, mark.rank, mark.size) for mark in trace.records] == [(1, 0, 2), (2, 0, 2), (3, 0, 2)]
+    assert all(mark.began <= mark.time for mark in trace.records)
 
 
 def test_sharded_model_waiting_for_its_group_repeats_no_step(meter: Make, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_sharded_model_waiting_for_its_group_repeats_no_step(meter: Make, tmp_pa
     steps(waits, 1)
     trace = Trace(tmp_path / "trace")
     trace.read()
-    assert [mark.step for mark in trace.marks] == [1]
+    assert [mark.step for mark in trace.records] == [1]
 
 
 @pytest.mark.parametrize("how", [Activity.RESTORE, Activity.SYNC])
@@ -86,7 +87,7 @@ def test_a_state_that_was_given_is_no_step_that_was_made(meter: Make, tmp_path: 
     steps(newcomer, 51)
     trace = Trace(tmp_path / "trace")
     trace.read()
-    assert [mark.step for mark in trace.marks] == [51]
+    assert [mark.step for mark in trace.records] == [51]
 
 
 def test_an_exception_comes_at_its_step_and_once(meter: Make, tmp_path: Path) -> None:
@@ -95,12 +96,12 @@ def test_an_exception_comes_at_its_step_and_once(meter: Make, tmp_path: Path) ->
     with pytest.raises(ChaosError, match="step 3"):
         steps(first, 3)
     steps(meter(RAISE), 3, 4)  # the one that replaces it
-    assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == ["exception"]
+    assert [line["kind"] for line in JsonLines(tmp_path / "injections").read_new()] == ["exception"]
 
 
 def test_other_ranks_are_left_alone(meter: Make, tmp_path: Path) -> None:
     steps(meter(RAISE, rank=1), 1, 2, 3, 4)
-    assert list(Lines(tmp_path / "injections").fresh()) == []
+    assert list(JsonLines(tmp_path / "injections").read_new()) == []
 
 
 @pytest.mark.parametrize("kind", [Kind.EXCEPTION, Kind.SLEEP])
@@ -111,7 +112,7 @@ def test_an_order_is_obeyed_once(meter: Make, tmp_path: Path, kind: Kind) -> Non
         with pytest.raises(ChaosError):
             steps(ordered, 1)
     steps(ordered, 1, 2)
-    assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == [str(kind)]
+    assert [line["kind"] for line in JsonLines(tmp_path / "injections").read_new()] == [str(kind)]
 
 
 def test_a_slow_rank_is_slow_for_its_steps_only(meter: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +120,19 @@ def test_a_slow_rank_is_slow_for_its_steps_only(meter: Make, monkeypatch: pytest
     monkeypatch.setattr(injector, "time", SimpleNamespace(sleep=slept.append))  # other threads sleep too
     steps(meter(Fault(number=1, kind=Kind.SLOW, rank=0, step=2, seconds=0.5, steps=2)), 1, 2, 3, 4, 5)
     assert slept == [0.5, 0.5]
+
+
+def test_next_sample_of_a_rank_is_bad_from_then_on(meter: Make, tmp_path: Path) -> None:
+    meter(Fault(number=1, kind=Kind.BAD_SAMPLE, rank=0, step=2, at=Activity.DATA))  # writes the plan
+    reads = Injector(tmp_path, lambda: (0, 2))
+    victim, read = Meter(reads), before_read([reads])
+    victim.enter(Activity.DATA, 0)
+    read(7)
+    victim.enter(Activity.DATA, 1)
+    for sample, bad in ((5, True), (7, False), (5, True)):
+        with pytest.raises(ChaosError, match="sample 5 cannot be read") if bad else nullcontext():
+            read(sample)
+    assert [line["kind"] for line in JsonLines(tmp_path / "injections").read_new()] == ["bad-sample"]
 
 
 def test_a_killed_rank_has_said_so_before(tmp_path: Path) -> None:
@@ -132,4 +146,4 @@ def test_a_killed_rank_has_said_so_before(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=240)
     assert ended.returncode == -signal.SIGKILL
-    assert [(line["kind"], line["step"]) for line in Lines(tmp_path / "injections").fresh()] == [("kill", 1)]
+    assert [(line["kind"], line["step"]) for line in JsonLines(tmp_path / "injections").read_new()] == [("kill", 1)]

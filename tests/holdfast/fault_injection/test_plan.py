@@ -25,6 +25,11 @@ def test_faults_at_steps_are_read_as_they_stand() -> None:
     assert (found[1].kind, found[1].rank, found[1].seconds, found[1].steps) == (Kind.SLOW, 0, 0.5, 4)
 
 
+def test_bad_sample_strikes_while_the_rank_reads_its_data() -> None:
+    (found,) = plan("--bad-sample", "rank=1,step=5").faults
+    assert found == Fault(number=1, kind=Kind.BAD_SAMPLE, rank=1, step=5, at=Activity.DATA, pick=found.pick)
+
+
 def test_what_is_not_ours_goes_to_holdfast_run() -> None:
     words = ["--kill", "rank=1,step=50", "--nproc-per-node", "2", "--seed", "7", "--prefix-output"]
     found, rest = parse_chaos([*words, *SCRIPT])
@@ -35,14 +40,14 @@ def test_what_is_not_ours_goes_to_holdfast_run() -> None:
 def test_the_same_seed_strikes_the_same_ranks_at_the_same_times() -> None:
     words = ["--rate", "2/min", "--faults", "kill,stop,sleep", "--kill", "step=9"]
     first, second, other = (plan(*words, "--seed", seed) for seed in ("7", "7", "8"))
-    assert list(islice(first.strikes(), 50)) == list(islice(second.strikes(), 50))
+    assert list(islice(first.random_faults(), 50)) == list(islice(second.random_faults(), 50))
     assert first.faults == second.faults
-    assert list(islice(first.strikes(), 50)) != list(islice(other.strikes(), 50))
+    assert list(islice(first.random_faults(), 50)) != list(islice(other.random_faults(), 50))
     assert first.faults != other.faults
 
 
 def test_a_rate_is_kept_in_the_long_run() -> None:
-    made = list(islice(plan("--rate", "2/min", "--seed", "1").strikes(), 2000))
+    made = list(islice(plan("--rate", "2/min", "--seed", "1").random_faults(), 2000))
     assert sum(strike.after for strike in made) == pytest.approx(1000 * 60, rel=0.1)
     assert {strike.kind for strike in made} == {Kind.KILL}
 
@@ -50,17 +55,17 @@ def test_a_rate_is_kept_in_the_long_run() -> None:
 def test_a_fault_without_a_rank_falls_on_one_of_the_world() -> None:
     for number in range(20):
         fault = make_plan(seed=number, specs=[(Kind.KILL, "step=5")], per_second=0.0, kinds=()).faults[0]
-        struck = [rank for rank in range(3) if fault.strikes(rank=rank, size=3, activity=Activity.COMPUTE, step=4)]
+        struck = [rank for rank in range(3) if fault.is_due(rank=rank, size=3, activity=Activity.COMPUTE, step=4)]
         assert len(struck) == 1
 
 
 def test_a_fault_waits_for_its_step_and_its_place() -> None:
     fault = read_fault(Kind.KILL, "rank=1,step=50,at=apply")
     turn = {"rank": 1, "size": 2, "activity": Activity.APPLY, "step": 49}
-    assert fault.strikes(**turn)
-    assert not fault.strikes(**turn | {"step": 48})
-    assert not fault.strikes(**turn | {"rank": 0})
-    assert not fault.strikes(**turn | {"activity": Activity.VOTE})
+    assert fault.is_due(**turn)
+    assert not fault.is_due(**turn | {"step": 48})
+    assert not fault.is_due(**turn | {"rank": 0})
+    assert not fault.is_due(**turn | {"activity": Activity.VOTE})
 
 
 def test_a_plan_reaches_the_ranks_as_it_was_made() -> None:
@@ -85,7 +90,13 @@ def test_rates_are_read_in_any_unit() -> None:
         (["--kill", "step=5,at=lunch"], ["--kill", "at=lunch", "vote"]),
         (["--kill", "5"], ["--kill", "'5'", "rank=1,step=50"]),
         (["--exception", "step=5,at=vote"], ["--exception", "at=", "leave it out"]),
+        (["--bad-sample", "step=5,seconds=3"], ["--bad-sample", "seconds=3", "rank=…"]),
+        (["--bad-sample", "step=5,at=data"], ["--bad-sample", "at=", "leave it out"]),
         (["--sleep", "step=5,seconds=0"], ["--sleep", "seconds=0", "above 0"]),
+        (["--nan-loss", "step=5,seconds=3"], ["--nan-loss", "seconds=3", "steps=…"]),
+        (["--nan-gradient", "step=5,at=vote"], ["--nan-gradient", "at=", "leave it out"]),
+        (["--flip-weight", "step=5,at=vote"], ["--flip-weight", "at=", "leave it out"]),
+        (["--nan-weight", "step=5,steps=3"], ["--nan-weight", "steps=3", "rank=…"]),
         (["--slow", "step=5"], ["--slow", "expected seconds=N", "seconds=0.5"]),
         (["--rate", "2"], ["--rate", "'2'", "2/min"]),
         (["--rate", "0/min"], ["--rate", "'0/min'"]),

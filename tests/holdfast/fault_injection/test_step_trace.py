@@ -6,11 +6,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from holdfast.cli.chaos.report import Cost, summary
-from holdfast.fault_injection.step_trace import Injection, Lines, Mark, first_after, lost_steps, steps_of_all
+from holdfast.fault_injection.step_trace import (
+    Injection,
+    JsonLines,
+    StepRecord,
+    first_after,
+    lost_steps,
+    steps_of_all,
+)
 
 
-def mark(time: float, step: int, *, rank: int = 0, size: int = 2, began: float | None = None) -> Mark:
-    return Mark(time=time, began=time - 0.9 if began is None else began, rank=rank, pid=1, step=step, size=size)
+def mark(time: float, step: int, *, rank: int = 0, size: int = 2, began: float | None = None) -> StepRecord:
+    return StepRecord(time=time, began=time - 0.9 if began is None else began, rank=rank, pid=1, step=step, size=size)
 
 
 STEADY = [mark(float(step), step, rank=rank) for step in range(1, 6) for rank in range(2)]
@@ -49,15 +56,15 @@ def test_a_step_of_all_is_one_that_every_rank_made() -> None:
 
 
 def test_half_a_line_waits_for_its_rest(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "file")
-    assert lines.fresh() == []
+    lines = JsonLines(tmp_path / "file")
+    assert lines.read_new() == []
     with (tmp_path / "file").open("a") as file:
         file.write('{"a": 1}\n{"b"')
         file.flush()
-        assert lines.fresh() == [{"a": 1}]
+        assert lines.read_new() == [{"a": 1}]
         file.write(": 2}\n")
         file.flush()
-        assert lines.fresh() == [{"b": 2}]
+        assert lines.read_new() == [{"b": 2}]
 
 
 def test_an_injection_is_counted_as_what_was_noticed_of_its_rank() -> None:
@@ -70,6 +77,6 @@ def test_an_injection_is_counted_as_what_was_noticed_of_its_rank() -> None:
     incidents = [incident(1, -9.0, "Earlier"), incident(0, 0.1, "PeerLost"), incident(1, 0.2, "RankKilled")]
     cost = Cost.of(injection, [*STEADY, mark(9.0, 6, began=8.5)], incidents)
     assert (cost.next_step, cost.lost, cost.counted_as) == (3.5, 0, "Infrastructure/RankKilled")
-    text = summary([cost], seed=7, speaks=True)
+    text = summary([cost], seed=7, uses_holdfast=True)
     assert "3.50 s" in text
     assert "1 fault, 0 steps lost; --seed 7" in text

@@ -60,6 +60,7 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         ),
         (["run", "--checkpoint-retention", "monthly=2", "--", "x"], ["--checkpoint-retention", "monthly=2"]),
         (["run", "--hang-timeout", "soon", "--", "x"], ["--hang-timeout", "integer number of seconds", "Off"]),
+        (["run", "--hang-timeout", "9", "--hang-min-timeout", "2", "--", "x"], ["--hang-min-timeout", "Auto"]),
         (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
         (["run", "--warm-processes", "some", "--", "x"], ["--warm-processes", "integer", "none"]),
         (["run", "--frobnicate", "--", "x"], ["--frobnicate"]),

@@ -60,7 +60,8 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
     """Without the wait, ranks that leave during a save longer than `deadlineSeconds` would be killed."""
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "50", "deadlineSeconds": 1}
     checkpoints = str(cluster.shared / "checkpoints")
-    a, b = cluster.start("a", "b", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    environ = {"HOLDFAST_CHECKPOINT_DIR": checkpoints, "COMPARES": "0"}
+    a, b = cluster.start("a", "b", script="trains.py", **environ)
     cluster.publish(1, "a", "b")
     first = cluster.await_world(1, "a", "b")
     wait_for(lambda: a.status.get("checkpoints"), "a first commit")
@@ -68,7 +69,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
     hold.touch()
     wait_for((cluster.shared / "held").exists, "a save")
 
-    cluster.start("c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    cluster.start("c", script="trains.py", **environ)
     previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b"]}]
     active = {"generation": 1, "attempt": first[1]}
     cluster.publish(2, "a", "b", "c", active=active, previous=previous)
@@ -384,5 +385,5 @@ def test_too_small_local_tier_ends_the_script_with_the_need(cluster: Any, wait_f
     wait_for(
         lambda: "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)" in a.log.read_text(), cluster.tail
     )
-    wait_for(lambda: "NoRoomError" in a.log.read_text(), cluster.tail)
+    wait_for(lambda: "NoCapacityError" in a.log.read_text(), cluster.tail)
     assert not list(disk.glob("launcher-*/*/step-*"))

@@ -15,7 +15,7 @@ from holdfast.launcher.host.run_dir import STATUS_FILE, write_json
 from holdfast.launcher.membership import events, state_machine
 from holdfast.launcher.membership.document import Rules
 from holdfast.launcher.membership.messages import Failure, Master, Message, Priority, World
-from holdfast.launcher.membership.quorum import NOTHING, Weakened
+from holdfast.launcher.membership.quorum import NOTHING, WeakenedQuorum
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.ranks.progress import Progress
 from holdfast.launcher.status import status_document as report
@@ -136,7 +136,7 @@ class SimulatedCluster:
         may_shrink: bool = True,
         replica_step: int = 1,
         last_step: int = 1000,
-        weakened: Weakened = NOTHING,
+        weakened: WeakenedQuorum = NOTHING,
         ignore_claims: bool = False,
         replace_lost: bool = True,
         operator: bool = True,
@@ -224,6 +224,7 @@ class SimulatedCluster:
         priority: Priority = Priority.KILLED,
         *,
         mistake: str = "",
+        reason: str = "RankEnded",
     ) -> None:
         """Kill a rank process whose launcher lives. If the rank waits for a world, this has no effect on others."""
         pod = self.pods[uid]
@@ -235,7 +236,7 @@ class SimulatedCluster:
         pod.training.alive.discard(uid)
         pod.process = None
         failure = Failure(
-            cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1, mistake=mistake
+            cause=cause, reason=reason, message="ended", priority=priority, exit_code=1, mistake=mistake
         )
         pod.local.append(events.RankFailed(attempt_id=attempt_id, failure=failure))
 

@@ -381,9 +381,9 @@ def _attempt_id(attempt_id: AttemptId | None) -> operator_ids.AttemptId | None:
 
 def _claim(claim: Claim) -> operator_status.Claim:
     return operator_status.Claim(
-        pair=operator_ids.AttemptId(generation=claim.attempt_id.generation, attempt=claim.attempt_id.attempt),
+        attempt_id=operator_ids.AttemptId(generation=claim.attempt_id.generation, attempt=claim.attempt_id.attempt),
         job_uid=claim.job_uid,
         publication=claim.publication,
         from_step=claim.from_step,
-        from_pair=_attempt_id(claim.from_attempt_id),
+        from_attempt_id=_attempt_id(claim.from_attempt_id),
     )

@@ -245,7 +245,9 @@ def _world(world: World | None) -> operator_reports.World | None:
         return None
     members = tuple(member.pod_uid for member in world.members)
     attempt_id = operator_ids.AttemptId(generation=world.attempt_id.generation, attempt=world.attempt_id.attempt)
-    return operator_reports.World(pair=attempt_id, publication=world.publication, members=members, coordinator="")
+    return operator_reports.World(
+        attempt_id=attempt_id, publication=world.publication, members=members, coordinator=""
+    )
 
 
 _SETTINGS: dict[str, Any] = {

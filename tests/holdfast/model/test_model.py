@@ -13,7 +13,7 @@ from simulated_cluster import ViolationError
 from simulation import Simulation
 
 from holdfast.checkpoint.policy import fencing
-from holdfast.launcher.membership.quorum import Weakened
+from holdfast.launcher.membership.quorum import WeakenedQuorum
 from holdfast.launcher.membership.state import Phase
 
 BOUNDED = settings(
@@ -62,7 +62,7 @@ def test_the_rules_keep_the_two_sides_of_a_growth_apart() -> None:
 
 def test_without_rule_c_both_sides_train() -> None:
     with pytest.raises(ViolationError, match="two worlds at once"):
-        split(weakened=Weakened(older_generations=True))
+        split(weakened=WeakenedQuorum(older_generations=True))
 
 
 def halves(**weakened: Any) -> Simulation:
@@ -81,7 +81,7 @@ def test_no_half_trains_without_the_other() -> None:
 
 def test_without_the_majority_both_halves_train() -> None:
     with pytest.raises(ViolationError, match=r"one attempt ID|two worlds"):
-        halves(weakened=Weakened(majority=True))
+        halves(weakened=WeakenedQuorum(majority=True))
 
 
 def late_write(**weakened: Any) -> Simulation:

@@ -157,7 +157,7 @@ WEAKENED: dict[str, tuple[object, str, Callable[[Any], Any], str, Shape, Trace]]
     "a fence before all": (fencing, "readable", _reads_nothing, "I2", PLAIN, START + SAVE + START),
     "copies are never asked": (
         FallbackStore,
-        "_asked",
+        "_found",
         _is_empty,
         "I2",
         COPIED,
@@ -171,7 +171,7 @@ WEAKENED: dict[str, tuple[object, str, Callable[[Any], Any], str, Shape, Trace]]
         COPIED,
         OVERTAKEN,
     ),
-    "the way back deletes": (catalog, "set_aside", _deletes, "I7", TWO, BACK),
+    "the way back deletes": (catalog, "move_to_quarantine", _deletes, "I7", TWO, BACK),
     "the way back does not claim": (rewind, "write_claim", _writes_none, "I7", TWO, BACK),
     "good copies go to quarantine": (FolderStore, "commits", _quarantines_all, "I2", PLAIN, START + SAVE + START),
 }

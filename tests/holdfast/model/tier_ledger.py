@@ -267,7 +267,7 @@ class TierLedger:
             read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
             state={"objects": {}, "counters": {}},
             data=None,
-            alone={"rank": 0},
+            per_rank={"rank": 0},
             numerics={},
         )
 
@@ -360,12 +360,12 @@ class TierLedger:
             and xxhash.xxh3_128_hexdigest(files[file]) == record.digest
             for file, record in manifest.own.items()
         )
-        return good and (not below or all(self._intact(seen, where, one) for one in manifest.stands_on))
+        return good and (not below or all(self._intact(seen, where, one) for one in manifest.depends_on))
 
     def _excused(self, seen: Seen, where: str, name: str) -> bool:
         """Return whether the explorer corrupted the checkpoint or its base."""
         manifest = _manifest(seen[where].get(name, {}))
-        below = manifest.stands_on if manifest else ()
+        below = manifest.depends_on if manifest else ()
         return (where, name) in self._damaged or any((where, one) in self._damaged for one in below)
 
 

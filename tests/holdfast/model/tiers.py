@@ -52,7 +52,7 @@ from tier_ledger import DAMAGES, SHARED, STEP, Process, Running, ViolationError,
 from holdfast.checkpoint.folder.claims import list_claims
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import rewind as rewinding
 from holdfast.core.attempt import AttemptId, Claim
@@ -83,7 +83,7 @@ class World(TierJudge):
         def act(task: Task) -> Claim:
             task.pauses = False
             engine = process.engine
-            engine.enter(self._attempt(process), Alone())
+            engine.enter(self._attempt(process), SingleRank())
             self._enter_near(process)
             found = engine.restore()
             self._judge_restore(process, found, expected, task)
@@ -165,7 +165,11 @@ class World(TierJudge):
 
         def act(task: Task) -> str:
             outcome = process.uploader.upload(name)
-            return process.uploader.tidy(name) if outcome.arrived else f"{outcome.cause or 'gone'}: {outcome.message}"
+            return (
+                process.uploader.delete_replaced(name)
+                if outcome.arrived
+                else f"{outcome.cause or 'gone'}: {outcome.message}"
+            )
 
         def done(task: Task) -> None:
             self.counts.uploads += task.error is None and not task.result

@@ -13,7 +13,7 @@ from small_training import Numbers, parts, train
 
 from holdfast import NonFiniteError, StateError, UsageError
 from holdfast.training.launcher_client.connection import Requests
-from holdfast.training.step.stepper import free_graph
+from holdfast.training.step.device_memory import free_graph
 
 Make = Callable[..., Any]
 
@@ -69,7 +69,7 @@ def test_ten_steps_in_a_row_that_are_not_finite_end_the_script(solo: Make) -> No
     run = solo(None)
     made = parts()
     run.job.manage(**made)
-    with pytest.raises(NonFiniteError, match=r"lower the learning rate.*holdfast checkpoints rewind FOLDER --step N"):  # noqa: PT012  (the loop raises)
+    with pytest.raises(NonFiniteError, match=r"Lower the learning rate.*holdfast checkpoints rewind FOLDER --step N"):  # noqa: PT012  (the loop raises)
         for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=30):
             run.job.step(made["model"](batch).square().mean() * float("inf"))
     assert run.job.committed_step == 10

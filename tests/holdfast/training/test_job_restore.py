@@ -15,6 +15,7 @@ from holdfast import DataError
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.options.elasticity import Elasticity
+from holdfast.training.step import train_state
 
 Make = Callable[..., Any]
 
@@ -42,6 +43,23 @@ def test_script_settings_replaced_by_a_checkpoint_are_named(
     longer["scheduler"].T_max = 40
     solo(tmp_path).job.manage(**longer)
     assert "scheduler: T_max is 20 in the checkpoint and 40 in the script" in caplog.text
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_other_versions_than_those_of_the_checkpoint_are_named(
+    solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    train(solo(tmp_path, interval="1").job, 20, stop_at=2)
+    saved = train_state.numerics()
+    assert "numeric settings" not in caplog.text
+    monkeypatch.setattr(
+        train_state, "numerics", lambda: saved | {"torch": "9.9", "driver": "570", "deterministic": deterministic}
+    )
+    solo(tmp_path).job.manage(**parts())
+    assert "numeric settings differ from those of the checkpoint: " in caplog.text
+    assert f"torch was {saved['torch']}, is 9.9; " in caplog.text
+    assert "driver was absent, is 570. Results may differ in their last bits" in caplog.text
+    assert ("although deterministic is set" in caplog.text) == deterministic
 
 
 class Tokens:

@@ -49,7 +49,7 @@ def test_broken_collective_without_a_report_is_a_script_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launchers report no lost peer."""
-    monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(exception_reporter, "_DECISION_SECONDS", 0.2)
     assert not exception_reporter.lost(BROKEN[0], cancel=CancelToken(), single_rank=False)
 
 
@@ -145,12 +145,13 @@ def test_without_a_batch_fn_is_not_called(solo: Make, monkeypatch: pytest.Monkey
 
 def test_a_trainer_makes_the_bits_of_the_loop_written_out(solo: Make) -> None:
     written, made = solo(None).job, parts()
-    written.manage(**made, max_grad_norm=1.0)
+    written.manage(**made, max_grad_norm=1.0, group_norms=True)
     expected = [written.step(loss_of(made["model"], batch)) for batch in written.batches(Numbers(), seed=3, **SIZES)]
     seen: list[Any] = []
-    wrapped = trainer(job=solo(None).job, seed=3, max_grad_norm=1.0, on_step=seen.append)
+    wrapped = trainer(job=solo(None).job, seed=3, max_grad_norm=1.0, group_norms=True, on_step=seen.append)
     job = wrapped.fit()
     assert seen == expected
+    assert {len(result.group_norms) for result in seen if result.committed} == {1}
     assert job.audit().ok
     for mine, theirs in zip(wrapped.model.parameters(), made["model"].parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.ids import AttemptId, parse_attempt_id
 from holdfast_operator.api.job import parse_job
 from holdfast_operator.api.spec.checkpoint import LocalTier, MemoryTier, ObjectTier, PeerTier
 from holdfast_operator.api.spec.hang import HangSpec
@@ -182,14 +182,14 @@ def test_an_unreadable_job_is_still_a_job() -> None:
 
 
 def test_pairs_order_all_worlds() -> None:
-    pairs = [
+    attempt_ids = [
         AttemptId(generation=2, attempt=1),
         AttemptId(generation=1, attempt=9),
         AttemptId(generation=1, attempt=2),
     ]
-    assert [str(pair) for pair in sorted(pairs)] == ["1.2", "1.9", "2.1"]
-    assert parse_pair({"generation": 1}) is None
-    assert parse_pair(None) is None
+    assert [str(attempt_id) for attempt_id in sorted(attempt_ids)] == ["1.2", "1.9", "2.1"]
+    assert parse_attempt_id({"generation": 1}) is None
+    assert parse_attempt_id(None) is None
 
 
 def test_times_are_the_contracts() -> None:

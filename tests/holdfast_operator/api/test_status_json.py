@@ -12,7 +12,7 @@ from holdfast_operator.api.status.membership import EarlierGeneration
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 BARE = Incident(
     number=0,
-    pair=AttemptId(generation=1, attempt=1),
+    attempt_id=AttemptId(generation=1, attempt=1),
     cause=Cause.INFRASTRUCTURE,
     action="",
     reason=FailureReason.UNKNOWN,

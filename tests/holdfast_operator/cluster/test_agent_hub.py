@@ -241,8 +241,8 @@ def test_what_of_a_report_is_too_much_to_be_heard_is_counted() -> None:
     hub = AgentHub(lambda _: POD, lambda _: None, on_unheard=unheard.append)
     hub.bind(POD.pod_uid, "job-1")
     hub.record(POD, report(number=1))
-    pairs = [{"generation": 1, "attempt": number} for number in range(100)]
-    hub.record(POD, report(number=2, launcher={"incidents": pairs, "foreignClaims": pairs}))
+    attempt_ids = [{"generation": 1, "attempt": number} for number in range(100)]
+    hub.record(POD, report(number=2, launcher={"incidents": attempt_ids, "foreignClaims": attempt_ids}))
     assert unheard == [0, 68 + 36]
 
 

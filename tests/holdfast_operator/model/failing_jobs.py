@@ -25,10 +25,10 @@ def fail(
     """A process of a worker fails, and its launcher starts it again in place: the next world of the same members."""
     world = sim.world
     name = pod or sim.world_names()[0]
-    pair = (world["generation"], world["attempt"])
-    sim.incidents[pair] = {
-        "generation": pair[0],
-        "attempt": pair[1],
+    attempt_id = (world["generation"], world["attempt"])
+    sim.incidents[attempt_id] = {
+        "generation": attempt_id[0],
+        "attempt": attempt_id[1],
         "cause": cause,
         "action": "InPlace",
         "reason": reason,

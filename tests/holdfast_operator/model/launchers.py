@@ -31,6 +31,8 @@ class Launchers(FaultyCluster):
         self.incidents: dict[tuple[int, int], Body] = {}
         self.checkpoints: Body = {}
         self.failing: Body = {}
+        self.divergences: dict[str, Body] = {}  # of a pod
+        self.slow_ranks: list[Body] = []
         self.failing_of: dict[str, Body] = {}  # of a pod, in its place
         self.step = 0
         self.restored: Body | None = None  # what launchers say of the origin of their world's state
@@ -157,7 +159,7 @@ class Launchers(FaultyCluster):
 
     def report(self) -> None:
         acknowledged = self.document["acknowledged"] if self.document else []
-        done = {(pair["generation"], pair["attempt"]) for pair in acknowledged}
+        done = {(attempt_id["generation"], attempt_id["attempt"]) for attempt_id in acknowledged}
         known = {uid: self.graves[uid] for uid, since in self.orphans.items() if self.now - since < TOKEN_KNOWN}
         for uid, body in (self.pods | known).items() if not self.deaf else ():
             if self.alive(uid):
@@ -183,15 +185,15 @@ class Launchers(FaultyCluster):
             checks = [check for check in checks if check["name"] != "Network"]
             checks.append({"name": "Network", "result": "Failed", "message": "cut", "unreached": unreached})
         report["preflight"] = {"checks": checks} if checks else None
-        pair = {key: world[key] for key in ("generation", "attempt")} if world else None
+        attempt_id = {key: world[key] for key in ("generation", "attempt")} if world else None
         members = [member["podUID"] for member in self.document["members"]] if self.document else []
         lost = [other for other in members if not self.alive(other)]
         report["launcher"] |= {
             "podUID": uid,
             "pod": name,
             "node": node,
-            "accepted": pair,
-            "started": pair,
+            "accepted": attempt_id,
+            "started": attempt_id,
             "world": world,
             "restored": self.restored if world else None,
             "phase": "Running" if world else "Waiting",
@@ -199,9 +201,11 @@ class Launchers(FaultyCluster):
             "committedStep": self.step if world else None,
             "committedAt": format_time(self.now) if world else None,
             "checkpoints": self.checkpoints,
+            "slowRanks": self.slow_ranks if world and uid == world["members"][0] else [],
             "checkpointsFailing": self.failing_of.get(name, self.failing),
             "highestClaim": None,
             "quarantined": [],
+            "divergences": self.divergences.get(name, {"count": 0, "last": None}),
             "notices": [_by_touch_file(notice) for notice in report["notices"]],
             "incidents": [incident for key, incident in self.incidents.items() if key not in done],
             "lostMembers": [{"podUID": other, "since": format_time(self.now), "how": "Silent"} for other in lost],

@@ -57,8 +57,8 @@ def silent(uid: str) -> Candidate:
 
 
 def running(number: int, attempt_number: int, *uids: str, publication: str = "") -> World:
-    pair, publication = attempt(number, attempt_number), publication or f"p{number}"
-    return World(pair=pair, publication=publication, members=uids, coordinator="")
+    attempt_id, publication = attempt(number, attempt_number), publication or f"p{number}"
+    return World(attempt_id=attempt_id, publication=publication, members=uids, coordinator="")
 
 
 def observed(
@@ -78,4 +78,4 @@ def observed(
 
 
 def claim(number: int, attempt_number: int, job: str = JOB) -> Claim:
-    return Claim(pair=attempt(number, attempt_number), job_uid=job, publication=f"p{number}", from_step=0)
+    return Claim(attempt_id=attempt(number, attempt_number), job_uid=job, publication=f"p{number}", from_step=0)

@@ -33,6 +33,13 @@ def test_a_recovery_is_timed_and_its_lost_steps_are_counted() -> None:
     assert value(metrics, "holdfast_incident_lost_steps_total", cause="OOM") == 12
 
 
+def test_divergences_are_counted_by_outcome_from_zero() -> None:
+    metrics = Metrics(process=False)
+    metrics.diverged(repaired=True)
+    counts = [value(metrics, "holdfast_replica_divergences_total", repaired=word) for word in ("true", "false")]
+    assert counts == [1, 0]
+
+
 def test_a_clock_that_went_back_does_not_break_counters() -> None:
     metrics = Metrics(process=False)
     metrics.recovered("OOM", -3.0, lost_steps=-1)
@@ -54,10 +61,19 @@ def test_a_job_that_ended_leaves_no_series() -> None:
     before = set(samples(metrics))
     metrics.set_job("ml", "gpt", workers=3, ready=2, step=412)
     metrics.set_budgets("ml", "gpt", {"Application": (1, 3), "OOM": (0, 2)})
+    metrics.set_slow_ranks("ml", "gpt", {("2", "node-3", "compute"): 3.5})
     assert value(metrics, "holdfast_job_workers_ready", namespace="ml", job_name="gpt") == 2
     metrics.forget_job("ml", "gpt")
     metrics.forget_job("ml", "gpt")
     assert set(samples(metrics)) == before
+
+
+def test_a_rank_that_is_slow_no_longer_leaves_no_series() -> None:
+    metrics = Metrics(process=False)
+    metrics.set_slow_ranks("ml", "gpt", {("2", "node-3", "compute"): 3.5, ("4", "node-1", "data"): 2.0})
+    metrics.set_slow_ranks("ml", "gpt", {("2", "node-3", "compute"): 4.0})
+    slow = {name: found for name, found in samples(metrics).items() if name[0] == "holdfast_job_slow_rank_ratio"}
+    assert list(slow.values()) == [4.0]
 
 
 def test_a_budget_that_the_job_no_longer_has_leaves_no_series() -> None:

@@ -27,6 +27,7 @@ STATUS: dict[str, Any] = {
     "progress": {"step": 1},
     "goodput": {"ratio": 0.9, "productiveSeconds": 9, "lostSeconds": {"startup": 1}, "time": NOON},
     "lastCheckpoint": {"step": 1, "generation": 1, "attempt": 1, "time": NOON},
+    "divergences": {"count": 2, "last": {"rank": 1, "node": "n", "step": 4, "tensor": "t", "time": NOON}},
     "avoidedNodes": [{"node": "n", "expirationTime": NOON}],
 }
 STATE: dict[str, Any] = {
@@ -34,6 +35,7 @@ STATE: dict[str, Any] = {
     "gang": {"attempts": 1, "waitStartTime": NOON},
     "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"], "booked": [5, 1]}],
     "trouble": {"reason": "x", "message": "y", "since": NOON},
+    "divergedNodes": [{"node": "n", "times": [NOON]}],
     "countedBatch": 3,
 }
 
@@ -93,17 +95,17 @@ def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:
 def test_lists_of_a_report_are_bounded() -> None:
     """The most important entries are kept."""
     body = json.loads((GOLDEN / "report.json").read_text())
-    pairs = [{"generation": 1, "attempt": number} for number in reversed(range(15_000))]
+    attempt_ids = [{"generation": 1, "attempt": number} for number in reversed(range(15_000))]
     launcher = body["launcher"]
-    launcher |= {"incidents": pairs, "foreignClaims": pairs, "lostMembers": [{"podUID": "u"}] * 15_000}
+    launcher |= {"incidents": attempt_ids, "foreignClaims": attempt_ids, "lostMembers": [{"podUID": "u"}] * 15_000}
     launcher["quarantined"] = [{"path": f"step-{number}"} for number in range(15_000)]
     launcher["world"]["members"] = ["u"] * 15_000
     launcher["notices"] = body["notices"] = [{"id": str(number)} for number in range(15_000)]
     report = parse_report(body, datetime.now(UTC))
     assert report is not None
     # A launcher drops incidents that are acknowledged: those above these come with its next reports.
-    assert [told.pair.attempt for told in report.incidents] == list(range(32))
-    assert [claim.pair.attempt for claim in report.foreign_claims] == list(range(15_000 - 64, 15_000))
+    assert [told.attempt_id.attempt for told in report.incidents] == list(range(32))
+    assert [claim.attempt_id.attempt for claim in report.foreign_claims] == list(range(15_000 - 64, 15_000))
     assert (len(report.quarantined), len(report.lost_members)) == (20, 1024)
     assert report.world is not None
     assert len(report.world.members) == 1024

@@ -1,5 +1,6 @@
 """The exporter over HTTP: what is kept, told and exported, and what its faults do."""
 
+import errno
 import json
 import logging
 import re
@@ -28,6 +29,7 @@ class Watched:
         self._pod, self._run_dir = pod, run_dir
         self.told: set[str] = set()
         self.serious: list[GpuError] = []
+        self.full_disk = False
         self.restart()
 
     def restart(self) -> None:
@@ -39,7 +41,7 @@ class Watched:
             self.clock,
             lambda _low, high: high,
             launcher_gpus=lambda: self.told,
-            on_serious=self.serious.append,
+            on_serious=self._on_serious,
             on_news=self._on_news,
             on_error=self._on_error,
         )
@@ -70,6 +72,11 @@ class Watched:
                 labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "uuid")
                 found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return found
+
+    def _on_serious(self, error: GpuError) -> None:
+        if self.full_disk:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.serious.append(error)
 
     def _on_news(self) -> None:
         self.news += 1
@@ -144,6 +151,18 @@ def test_a_serious_error_is_passed_on_again_until_it_is_stored(watched, exporter
     within = timedelta(seconds=25)
     assert notice_of(first, within).id == notice_of(again, within).id, "so the launcher receives one request"
     assert not notice_of(first, within).drain
+
+
+def test_a_request_that_cannot_be_written_is_repeated_and_the_error_is_reported(watched, exporter):
+    watched.tick()
+    exporter.node.gpus[0].set(XID_ERRORS=79)
+    watched.full_disk = True
+    watched.tick()
+    assert (watched.found(), watched.news, watched.serious) == ([("Xid", 79, 1)], 1, [])
+    watched.full_disk = False
+    watched.tick()
+    watched.tick()
+    assert (watched.found(), watched.news, len(watched.serious)) == ([("Xid", 79, 1)], 1, 1)
 
 
 def test_another_pods_errors_are_not_ours(watched, exporter):

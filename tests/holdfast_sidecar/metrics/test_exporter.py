@@ -49,7 +49,17 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_training_loss"] == 2.125
     assert found["holdfast_training_samples_per_second"] == 1536
     assert found["holdfast_training_gradient_norm"] == 1.25
+    assert found["holdfast_training_replica_divergences_total"] == 1
     assert found["holdfast_training_step_seconds"] == 0.16
+    assert found["holdfast_training_skipped_steps_total"] == 10
+    assert found["holdfast_training_learning_rate_changes_total"] == 1
+    assert found["holdfast_training_roll_backs_total"] == 1
+    assert found["holdfast_training_bad_samples_total"] == 3
+    assert found["holdfast_training_out_of_memory_total"] == 2
+    assert found["holdfast_training_skipped_samples_total"] == 80
+    assert found["holdfast_rank_step_seconds{activity=data,rank=0}"] == 0.01
+    assert found["holdfast_rank_step_seconds{activity=compute,rank=0}"] == 0.11
+    assert found["holdfast_training_spikes_total"] == 2
     phases = {phase: found[f"holdfast_launcher_phase{{phase={phase}}}"] for phase in PHASES}
     assert phases == {phase: float(phase == "Running") for phase in PHASES}
     assert found["holdfast_checkpoint_step{tier=shared}"] == 400
@@ -157,6 +167,8 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "checkpointFailures": {"shared": 1, "local": {}}, "checkpointFailureCauses": {"shared": 3}}',
         '{"version": 1, "checkpointFailures": {"shared": 1}, "checkpointFailureCauses": {"shared": {"IO": "x"}}}',
         '{"version": 1, "checkpointsFailing": {"shared": 3, "local": {"since": "soon"}, "peer": {"cause": 5}}}',
+        '{"version": 1, "ranks": [{"dataSeconds": "x"}], "slowRanks": [3, {"seconds": 1, "medianSeconds": 0}, {}]}',
+        '{"version": 1, "ranks": {"rank": 1}, "slowRanks": {"rank": 1}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
         '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
         '{"version": 1, "stepSeconds": -1, "committedAt": "soon", "accounting": {"activities": {"data": "x"}}}',

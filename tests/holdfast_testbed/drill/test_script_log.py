@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast_testbed.drill.job_view import AttemptId
+from holdfast_testbed.drill.job_view import AttemptId, parse_job
 from holdfast_testbed.drill.matrix import CASES
 from holdfast_testbed.drill.script_log import (
     Note,
@@ -18,13 +19,14 @@ from holdfast_testbed.drill.script_log import (
     newest_attempt,
     read,
     resumed_at,
+    skipped_steps,
     struck_at,
     weights_equal,
     whole,
     worlds,
     wrong_samples,
 )
-from holdfast_testbed.drill.trial import Trial
+from holdfast_testbed.drill.trial import Trial, newly_diverged
 
 ONE, TWO = AttemptId(generation=1, attempt=1), AttemptId(generation=1, attempt=2)
 THIRD, FOURTH = AttemptId(generation=2, attempt=1), AttemptId(generation=2, attempt=2)
@@ -97,6 +99,11 @@ def test_a_missed_or_repeated_sample_is_wrong() -> None:
     assert wrong_samples(twice, batch=6, epoch=2) == 1
 
 
+def test_sample_that_was_skipped_counts_as_seen() -> None:
+    story = [note("take", ONE, 1, samples=EPOCH[0][:5]), note("skip", ONE, 1, samples=EPOCH[0][5:])]
+    assert wrong_samples([*story, note("commit", ONE, 1)], batch=6, epoch=2) == 0
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -154,6 +161,39 @@ def test_a_trial_holds_if_nothing_is_lost_wrong_or_miscounted() -> None:
     calm = Trial(case=undisturbed.name, resumed=0.1, equal=True)
     assert calm.held(undisturbed)
     assert not Trial(**{**calm.to_json(), "worlds": 2}).held(undisturbed), "it is promised the same world"
+    repeated = replace(undisturbed, repeated_steps=1)
+    held = [Trial(**{**calm.to_json(), "worlds": worlds}).held(repeated) for worlds in (1, 2, 3)]
+    assert held == [False, True, False]
+
+
+def test_a_step_that_must_be_skipped_is_not_completed_in_any_world() -> None:
+    made = [*step(ONE, 1, *THREE), *step(ONE, 3, *THREE), *step(TWO, 3, *THREE), *step(TWO, 5, *THREE)]
+    assert (skipped_steps(made), skipped_steps(made[:6]), skipped_steps([])) == (2, 0, 0)
+    case = next(case for case in CASES if case.name == "nan-loss")
+    good = Trial(case=case.name, resumed=0.1, equal=True, skipped=1)
+    assert good.held(case)
+    assert not Trial(**{**good.to_json(), "skipped": 0}).held(case), "the loss was not NaN, or the step was applied"
+
+
+def test_a_rank_that_differs_is_counted_once_in_the_status_and_the_condition() -> None:
+    case = next(case for case in CASES if case.name == "flip-weight")
+    good = Trial(case=case.name, resumed=0.1, equal=True, divergences=1)
+    assert good.held(case)
+    for change in (
+        {"divergences": 0},
+        {"divergences": 2},
+        {"equal": False},
+        {"worlds": 2},
+        {"lost": 1},
+        {"wrong": 1},
+    ):
+        assert not Trial(**{**good.to_json(), **change}).held(case), change
+    calm = next(case for case in CASES if not case.cause and not case.divergences)
+    assert not good.held(calm), "no other fault makes replicas differ"
+    told = {"divergences": {"count": 3}, "conditions": [{"type": "ReplicasDiverged", "status": "True"}]}
+    assert newly_diverged(2, parse_job({"status": told})) == 1
+    assert newly_diverged(2, parse_job({"status": {**told, "conditions": []}})) == 0
+    assert newly_diverged(0, parse_job({})) == 0
 
 
 def test_each_case_has_a_name_of_its_own() -> None:

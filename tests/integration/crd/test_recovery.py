@@ -13,7 +13,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "budget for an unknown cause",
         [("spec.recovery.budgets", [{"cause": "Cosmic", "maxRestarts": 1}])],
-        'supported values: "Application", "Infrastructure", "Interruption", "OOM"',
+        'supported values: "Application", "Infrastructure", "Interruption", "NonFinite", "OOM"',
     ),
     (
         "two budgets for one cause",

@@ -97,6 +97,17 @@ STATUS: dict[str, Any] = {
         "lostSeconds": {"startup": 3, "restart": 1},
         "time": "2026-01-31T12:00:00.000000Z",
     },
+    "divergences": {
+        "count": 2,
+        "last": {
+            "rank": 1,
+            "node": "node-2",
+            "step": 400,
+            "tensor": "model/weight",
+            "repaired": True,
+            "time": "2026-01-31T12:00:00Z",
+        },
+    },
     "avoidedNodes": [{"node": "node-3", "reason": "dead", "expirationTime": "2026-01-31T12:10:00Z"}],
     "operatorState": '{"version":1,"incarnations":4}',
     "startTime": "2026-01-31T12:00:00Z",

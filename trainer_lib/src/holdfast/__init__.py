@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import (
+    BadSampleError,
     CheckpointError,
     ClaimError,
     CorruptCheckpointError,
@@ -31,23 +32,27 @@ from holdfast.core.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.training.data import AuditResult
+    from holdfast.training.guards.settings import Guards
     from holdfast.training.init import init
-    from holdfast.training.job import AuditResult, Job
+    from holdfast.training.job import Job
     from holdfast.training.options.elasticity import Elasticity
     from holdfast.training.recovery.replica_digest import ReplicaReport
-    from holdfast.training.step.stepper import StepResult
+    from holdfast.training.step.step_result import StepResult
     from holdfast.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AuditResult",
+    "BadSampleError",
     "CheckpointError",
     "ClaimError",
     "CorruptCheckpointError",
     "DataError",
     "Elasticity",
     "ForeignClaimError",
+    "Guards",
     "HoldfastError",
     "Job",
     "LaunchError",
@@ -76,6 +81,10 @@ def __getattr__(name: str) -> Any:
         from holdfast.training.options.elasticity import Elasticity
 
         return Elasticity
+    if name == "Guards":
+        from holdfast.training.guards.settings import Guards
+
+        return Guards
     if name == "Trainer":
         from holdfast.training.trainer import Trainer
 

@@ -153,12 +153,11 @@ class BuiltInAuthority:
         names: Iterable[str],
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        periods: Periods | None = None,
     ) -> None:
         self._store = store
         self._names = tuple(names)
         self._clock = clock
-        self._periods = periods or Periods()
+        self._periods = Periods()
         self._signer: KeyPair | None = None
         self._server: KeyPair | None = None
 

@@ -25,6 +25,7 @@ POD_UID_KEY = "authentication.kubernetes.io/pod-uid"
 POD_NAME_KEY = "authentication.kubernetes.io/pod-name"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 _REVIEW_SECONDS = 5.0
+_RENEW, _KEEP, _KEEP_REFUSAL = 45.0, 120.0, 5.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,11 @@ class TokenReviews:
         review: Callable[[str], PodIdentity | None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        renew_seconds: float = 45.0,
-        keep_seconds: float = 120.0,
-        keep_refusal_seconds: float = 5.0,
         entries: int = 20_000,
         refusals: int = 2_000,
     ) -> None:
         self._review = review
         self._clock = clock
-        self._renew, self._keep = renew_seconds, keep_seconds
-        self._keep_refusal = keep_refusal_seconds
         self._lock = threading.Lock()
         self._verdicts = _Table(entries)
         self._refusals = _Table(refusals)
@@ -70,9 +66,9 @@ class TokenReviews:
         with self._lock:
             # The time before the call: the result may be as old as the request.
             if identity is not None:
-                self._verdicts.put(key, _Verdict(identity=identity, renew=now + self._renew, until=now + self._keep))
+                self._verdicts.put(key, _Verdict(identity=identity, renew=now + _RENEW, until=now + _KEEP))
             else:
-                until = now + self._keep_refusal
+                until = now + _KEEP_REFUSAL
                 self._verdicts.pop(key, None)
                 self._refusals.put(key, _Verdict(identity=None, renew=until, until=until))
         return identity

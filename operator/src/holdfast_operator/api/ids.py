@@ -21,7 +21,7 @@ class AttemptId:
         return f"{self.generation}.{self.attempt}"
 
 
-def parse_pair(value: Any) -> AttemptId | None:
+def parse_attempt_id(value: Any) -> AttemptId | None:
     """Parse an attempt ID of the protocol. Return None for null and for a malformed value."""
     if not isinstance(value, Mapping):
         return None

@@ -148,6 +148,9 @@ AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
 # For this time, or until its reboot, the job does not use a node that a rule replaced.
 AVOID_REPLACED = timedelta(hours=24)
+# A node whose ranks differed from other replicas twice within this time is avoided as long.
+DIVERGENCE_WINDOW = timedelta(hours=24)
+DIVERGENCES_TO_AVOID = 2
 # A node that failed a preflight may be repaired at any time.
 AVOID_UNFIT = timedelta(hours=1)
 # A worker whose checks are this long overdue does not count for the checks of others.
@@ -197,6 +200,8 @@ MAX_AVOIDED_MESSAGE = 400
 MAX_NAME = 64
 # In one pod's report; the sidecar keeps as many.
 MAX_GPU_ERRORS = 64
+# Of one job; the trainer library reports no more.
+MAX_SLOW_RANKS = 16
 # The number of entries that are read from each list of a report. A launcher repeats incidents until they are
 # acknowledged, so the rest follows later. Of foreign claims, the highest are sufficient.
 MAX_INCIDENTS_TOLD = 32

@@ -29,7 +29,8 @@ from holdfast_operator.decision.lifecycle import (
 )
 from holdfast_operator.decision.membership import publish
 from holdfast_operator.decision.plan import ApplyChildren, Plan
-from holdfast_operator.decision.reporting import conditions, goodput, progress, starting_point
+from holdfast_operator.decision.reporting import conditions, divergences, goodput, progress, starting_point
+from holdfast_operator.decision.reporting.slow_ranks import slow_ranks
 from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.decision.workers import (
     cleanup,
@@ -75,6 +76,7 @@ POLICIES: tuple[Policy, ...] = (
     departures.apply,
     fencing.apply,
     incidents.apply,
+    divergences.apply,
     symptoms.apply,
     preflight.apply,
     startup_problems.pause,
@@ -128,6 +130,8 @@ def _plan(draft: PlanDraft) -> Plan:
         counted=draft.counted,
         decided=draft.decided,
         recovered=draft.recovered,
+        diverged=draft.diverged,
+        slow_ranks=slow_ranks(draft),
         reason=words.reason,
         message=words.message,
         requeue_after=draft.wake.total_seconds() if draft.wake is not None else None,
@@ -153,6 +157,6 @@ def check_invariants(before: Status, after: Status) -> None:
     names = [worker.incarnation for worker in after.workers]
     if len(set(names)) != len(names) or any(name >= after.incarnations for name in names):
         raise AssertionError(f"incarnations are not unique and counted: {names} of {after.incarnations}")
-    pairs = [incident.pair for incident in after.incidents if incident.pair.attempt > 0]
-    if len(set(pairs)) != len(pairs):
-        raise AssertionError(f"an incident is recorded twice: {pairs}")
+    attempt_ids = [incident.attempt_id for incident in after.incidents if incident.attempt_id.attempt > 0]
+    if len(set(attempt_ids)) != len(attempt_ids):
+        raise AssertionError(f"an incident is recorded twice: {attempt_ids}")

@@ -31,6 +31,7 @@ class PlanDraft:
     counted: tuple[str, ...] = ()
     decided: tuple[DecisionMetric, ...] = ()
     recovered: tuple[RecoveryMetric, ...] = ()
+    diverged: tuple[bool, ...] = ()  # new divergences: whether each was repaired
     hold: Reason | None = None  # why training does not continue; None: it does, or no policy gave a reason
     ended: bool = False  # no later policy runs
     wake: timedelta | None = None

@@ -8,6 +8,7 @@ from datetime import datetime
 from holdfast_operator.api.reasons import Cause
 from holdfast_operator.api.status import Status
 from holdfast_operator.manifests.common import Manifest
+from holdfast_operator.views.reports import SlowRank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,8 @@ class Plan:
     counted: tuple[str, ...]
     decided: tuple[DecisionMetric, ...]
     recovered: tuple[RecoveryMetric, ...]
+    diverged: tuple[bool, ...]
+    slow_ranks: tuple[SlowRank, ...]
     reason: str
     message: str
     requeue_after: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 
 from holdfast_operator.api.job import Job
@@ -11,6 +12,7 @@ from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import MOST_TELLING, ConditionType, Status
 from holdfast_operator.decision.plan import Plan
 from holdfast_operator.runtime.metrics import Metrics
+from holdfast_operator.views.reports import SlowRank
 
 
 class JobMetrics:
@@ -30,6 +32,8 @@ class JobMetrics:
             self._metrics.decided(word.cause, word.action, word.reason)
         for recovered in plan.recovered:
             self._metrics.recovered(recovered.cause, recovered.seconds, recovered.lost_steps)
+        for repaired in plan.diverged:
+            self._metrics.diverged(repaired=repaired)
 
     def record(self, job: Job, plan: Plan) -> None:
         """Set the gauges of a job to its planned status."""
@@ -46,6 +50,7 @@ class JobMetrics:
                 step=status.progress.step if status.progress else None,
             )
             self._metrics.set_budgets(job.namespace, job.name, budgets_of(job.spec, status, plan.decided_at))
+            self._metrics.set_slow_ranks(job.namespace, job.name, ratios_of(plan.slow_ranks))
 
     def forget(self, key: str) -> None:
         """Drop all series of a deleted job."""
@@ -80,4 +85,13 @@ def budgets_of(spec: JobSpec, status: Status, now: datetime) -> dict[str, tuple[
             budget.max_restarts,
         )
         for budget in spec.budgets
+    }
+
+
+def ratios_of(slow: Iterable[SlowRank]) -> dict[tuple[str, str, str], float]:
+    """Return how many times the median rank's own time each slow rank uses, by rank, node and activity."""
+    return {
+        (str(one.rank), one.node, one.activity): round(one.seconds / one.median_seconds, 3)
+        for one in slow
+        if one.median_seconds > 0
     }

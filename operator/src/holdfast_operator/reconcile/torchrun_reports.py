@@ -36,8 +36,8 @@ def _completed(report: Report, pod: PodView, world: World | None, lost: tuple[st
         silent_seconds=None,
         ready=_runs(pod),
         world=within,
-        started=within.pair if within else None,
-        accepted=within.pair if within else None,
+        started=within.attempt_id if within else None,
+        accepted=within.attempt_id if within else None,
         phase=RUNNING if within else "",
         # An incident that ended before is over as soon as a world without the lost worker runs.
         committed_at=report.received_at if within else None,
@@ -58,8 +58,8 @@ def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tupl
     lost = tuple(uid for uid in uids if uid not in left)
     if not any(uid in pods and _runs(pods[uid]) for uid in left):
         return None, lost
-    pair = AttemptId(generation=membership.generation, attempt=1 + len(lost))
-    return World(pair=pair, publication=membership.publication, members=left, coordinator=left[0]), lost
+    attempt_id = AttemptId(generation=membership.generation, attempt=1 + len(lost))
+    return World(attempt_id=attempt_id, publication=membership.publication, members=left, coordinator=left[0]), lost
 
 
 def _lives(pod: PodView) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 from holdfast_operator.api.redaction import hide_secrets
 
@@ -18,9 +18,9 @@ _generation: ContextVar[int | None] = ContextVar("holdfast_generation", default=
 
 
 @contextmanager
-def about(job: str, generation: int | None = None) -> Iterator[None]:
-    """Add this job (``namespace/name``) and generation to the lines that are logged inside."""
-    job_token, generation_token = _job.set(job), _generation.set(generation)
+def about(job: str) -> Iterator[None]:
+    """Add this job (``namespace/name``), and the generation that is set inside, to the lines that are logged."""
+    job_token, generation_token = _job.set(job), _generation.set(None)
     try:
         yield
     finally:
@@ -52,9 +52,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def set_up(level: str = "INFO", stream: TextIO | None = None) -> None:
+def set_up(level: str = "INFO") -> None:
     """Log JSON on stderr for the whole process."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

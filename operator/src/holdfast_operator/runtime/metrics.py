@@ -22,9 +22,9 @@ from prometheus_client import (
 
 from holdfast_operator.api.reasons import CAUSES, DecisionReason
 from holdfast_operator.api.spec.preflight import CHECKS
-from holdfast_operator.api.status import ConditionType
+from holdfast_operator.api.status import MOST_TELLING, ConditionType
 
-_JOB_STATES = ("Pending", *ConditionType)
+_JOB_STATES = ("Pending", ConditionType.READY, *MOST_TELLING)
 _RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -41,6 +41,10 @@ _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "job_workers_desired": ("Workers that the job requests.", ("namespace", "job_name")),
     "job_workers_ready": ("Workers that are training now.", ("namespace", "job_name")),
     "job_completed_step": ("Newest completed step.", ("namespace", "job_name")),
+    "job_slow_rank_ratio": (
+        "Own time per step of a slow rank, divided by that of the median rank; absent for other ranks.",
+        ("namespace", "job_name", "rank", "node", "activity"),
+    ),
     "job_restart_budget": ("Incidents that the budget allows within its window.", ("namespace", "job_name", "cause")),
     "job_incidents_in_window": ("Incidents within the window of the budget.", ("namespace", "job_name", "cause")),
     "leader": ("1 if this replica leads, 0 if it is on standby.", ()),
@@ -53,6 +57,10 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("cause", "action", "reason"),
     ),
     "incident_lost_steps": ("Completed steps that were lost and computed again, by cause.", ("cause",)),
+    "replica_divergences": (
+        "Comparisons in which the state of a rank differed from other replicas, by whether it was repaired.",
+        ("repaired",),
+    ),
     "agent_requests": ("Requests to the agents' API, by route and status code.", ("route", "code")),
     "agent_reports_duplicate": ("Reports that were ignored because the same or a later one had arrived.", ()),
     "agent_report_entries_dropped": ("Entries of lists in reports that exceed the limit of the list.", ()),
@@ -98,6 +106,7 @@ class Metrics:
             name: Histogram(f"holdfast_{name}", text, labels, buckets=buckets, registry=self.registry)
             for name, (text, labels, buckets) in _HISTOGRAMS.items()
         }
+        self._slow_ranks: dict[tuple[str, str], frozenset[tuple[str, ...]]] = {}  # the label values with a series
         self._gauges["build_info"].labels(version).set(1)
         self._create_zero_series()
 
@@ -119,6 +128,10 @@ class Metrics:
         self._histograms["incident_recovery_seconds"].labels(cause).observe(max(0.0, seconds))
         self._counters["incident_lost_steps"].labels(cause).inc(max(0, lost_steps))
 
+    def diverged(self, *, repaired: bool) -> None:
+        """Count one rank whose state differed from that of other replicas."""
+        self._counters["replica_divergences"].labels(str(repaired).lower()).inc()
+
     def set_job(self, namespace: str, job: str, *, workers: int, ready: int, step: int | None) -> None:
         self._gauges["job_workers_desired"].labels(namespace, job).set(workers)
         self._gauges["job_workers_ready"].labels(namespace, job).set(ready)
@@ -135,8 +148,19 @@ class Metrics:
             else:
                 self._forget_budget(namespace, job, cause)
 
+    def set_slow_ranks(self, namespace: str, job: str, ratios: Mapping[tuple[str, str, str], float]) -> None:
+        """Set the ratios of a job's slow ranks by rank, node and activity. Other ranks have no series."""
+        gauge = self._gauges["job_slow_rank_ratio"]
+        for gone in self._slow_ranks.pop((namespace, job), frozenset()) - ratios.keys():
+            _remove(gauge, namespace, job, *gone)
+        for labels, ratio in ratios.items():
+            gauge.labels(namespace, job, *labels).set(ratio)
+        if ratios:
+            self._slow_ranks[namespace, job] = frozenset(ratios)
+
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the series of a job that ended or was deleted."""
+        self.set_slow_ranks(namespace, job, {})
         for name in ("job_workers_desired", "job_workers_ready", "job_completed_step"):
             _remove(self._gauges[name], namespace, job)
         for cause in CAUSES:
@@ -202,6 +226,8 @@ class Metrics:
         for check in CHECKS:
             for result in ("Passed", "Failed"):
                 self._counters["preflight_checks"].labels(check, result)
+        for repaired in ("true", "false"):
+            self._counters["replica_divergences"].labels(repaired)
         for cause in CAUSES:
             self._counters["incidents"].labels(cause)
             for reason in (DecisionReason.IN_PLACE_BY_DEFAULT, DecisionReason.RECREATE_POD_BY_DEFAULT):

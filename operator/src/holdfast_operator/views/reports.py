@@ -27,6 +27,7 @@ _HEARD = {
     "quarantined": c.QUARANTINED_KEPT,
     "lostMembers": c.MAX_WORKERS,
     "gpu": c.MAX_GPU_ERRORS,
+    "slowRanks": c.MAX_SLOW_RANKS,
 }
 
 
@@ -67,7 +68,7 @@ class Notice:
 class World(JsonFields):
     """A running world, as a launcher reported it."""
 
-    pair: AttemptId = stored(FLAT, read=values.pair)
+    attempt_id: AttemptId = stored(FLAT, read=values.attempt_id)
     publication: str = stored("publication", missing="", read=values.said)
     members: tuple[str, ...] = stored("members", missing=(), read=lambda found: _names(found, c.MAX_WORKERS))
     coordinator: str = stored("coordinator", missing="", read=values.said)
@@ -85,7 +86,7 @@ class Restored(JsonFields):
 class ReportedIncident(JsonFields):
     """An incident, as a launcher reported it."""
 
-    pair: AttemptId = stored(FLAT, read=values.pair)
+    attempt_id: AttemptId = stored(FLAT, read=values.attempt_id)
     cause: Cause = stored("cause", missing=Cause.INFRASTRUCTURE)
     action: str = stored("action", missing="", read=values.said)
     reason: str = stored("reason", missing="", read=values.said)
@@ -98,7 +99,9 @@ class ReportedIncident(JsonFields):
     resumed: datetime | None = stored("resumedTime")
     lost_steps: int | None
     restored_from: str | None = stored("restoredFrom", default=None, read=_origin)
-    part_of: AttemptId | None = stored("partOf", default=None, read=values.pair)  # the incident that includes it
+    part_of: AttemptId | None = stored(
+        "partOf", default=None, read=values.attempt_id
+    )  # the incident that includes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +113,43 @@ class Quarantined(JsonFields):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportedDivergence(JsonFields):
+    """The last comparison in which the state of a rank of this launcher differed from that of other replicas."""
+
+    rank: int
+    step: int
+    tensor: str = stored("tensor", missing="", read=values.words)
+    repaired: bool = False
+    time: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedDivergences(JsonFields):
+    """The number of such comparisons since the launcher's start."""
+
+    count: int = 0
+    last: ReportedDivergence
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unsaved(JsonFields):
     """The reason why no checkpoint has reached the volume since the last durable one."""
 
     since: datetime  # the time of the first failure, by the node's clock
     cause: str = stored("cause", missing="", read=values.said)  # a value of docs/reference/metrics.md
     message: str = stored("message", missing="", read=values.words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank(JsonFields):
+    """A rank for which the others wait, with its own seconds per step and those of the median rank."""
+
+    rank: int
+    pod: str = stored("pod", missing="", read=values.name)
+    node: str = stored("node", missing="", read=values.name)
+    seconds: float = stored("seconds", missing=0.0, read=values.real)
+    median_seconds: float = stored("medianSeconds", missing=0.0, read=values.real)
+    activity: str = stored("activity", missing="", read=values.name)  # data or compute, whichever takes longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +225,11 @@ class Report:
     committed_at: datetime | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     unsaved: Unsaved | None = None  # None: the last checkpoint on the volume did not fail
+    slow_ranks: tuple[SlowRank, ...] = ()  # of the whole world; only the launcher of rank 0 reports them
     highest_claim: Claim | None = None
     foreign_claims: tuple[Claim, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    divergences: ReportedDivergences | None = None  # None: no rank differed
     loss: float | None = None
     throughput: float | None = None
     incidents: tuple[ReportedIncident, ...] = ()
@@ -212,10 +248,12 @@ class Report:
         return now - self.received_at <= c.REPORT_FRESH
 
     @property
-    def highest_pair(self) -> AttemptId | None:
+    def highest_attempt_id(self) -> AttemptId | None:
         """The highest attempt ID that the launcher reports as started."""
-        pairs = [pair for pair in (self.started, self.world.pair if self.world else None) if pair]
-        return max(pairs, default=None)
+        attempt_ids = [
+            attempt_id for attempt_id in (self.started, self.world.attempt_id if self.world else None) if attempt_id
+        ]
+        return max(attempt_ids, default=None)
 
 
 def parse_report(body: Json, received_at: datetime) -> Report | None:
@@ -255,8 +293,8 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         ready=launcher.get("ready") is True,
         store=integer(ports.get("store")) or c.PORT_STORE,
         control=integer(ports.get("control")) or c.PORT_CONTROL,
-        accepted=values.pair(launcher.get("accepted")),
-        started=values.pair(launcher.get("started")),
+        accepted=values.attempt_id(launcher.get("accepted")),
+        started=values.attempt_id(launcher.get("started")),
         world=readable(World, launcher.get("world")),
         restored=readable(Restored, launcher.get("restored")),
         phase=values.said(launcher.get("phase")),
@@ -265,14 +303,16 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(part(launcher, "checkpoints")),
         unsaved=readable(Unsaved, part(launcher, "checkpointsFailing").get(c.SHARED_TIER)),
+        slow_ranks=_all(SlowRank, launcher.get("slowRanks"), c.MAX_SLOW_RANKS),
         highest_claim=_claim(launcher.get("highestClaim")),
         foreign_claims=tuple(
-            filter(None, map(_claim, values.of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
+            filter(None, map(_claim, values.with_attempt_ids(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
         ),
         quarantined=_all(Quarantined, launcher.get("quarantined"), c.QUARANTINED_KEPT),
+        divergences=readable(ReportedDivergences, launcher.get("divergences")),
         loss=values.real(launcher.get("loss")),
         throughput=values.real(launcher.get("throughput")),
-        incidents=_all(ReportedIncident, values.of_pairs(launcher.get("incidents")), c.MAX_INCIDENTS_TOLD),
+        incidents=_all(ReportedIncident, values.with_attempt_ids(launcher.get("incidents")), c.MAX_INCIDENTS_TOLD),
         notices=tuple(seen.values()),
         gpu_errors=base.gpu_errors,
         preflight=base.preflight,
@@ -302,23 +342,23 @@ def _books(accounting: Json) -> TimeBreakdown:
 def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
     found = []
     for tier, value in islice(tiers.items(), c.MAX_TIERS):
-        pair = values.pair(value)
-        time, step = (parse_time(value.get("time")), integer(value.get("step"))) if pair else (None, None)
-        if pair is not None and time is not None and step is not None:
-            found.append(Checkpoint(step=step, pair=pair, tier=values.name(tier), time=time))
+        attempt_id = values.attempt_id(value)
+        time, step = (parse_time(value.get("time")), integer(value.get("step"))) if attempt_id else (None, None)
+        if attempt_id is not None and time is not None and step is not None:
+            found.append(Checkpoint(step=step, attempt_id=attempt_id, tier=values.name(tier), time=time))
     return tuple(found)
 
 
 def _claim(value: Any) -> Claim | None:
-    pair = values.pair(value)
-    if pair is None:
+    attempt_id = values.attempt_id(value)
+    if attempt_id is None:
         return None
     return Claim(
-        pair=pair,
+        attempt_id=attempt_id,
         job_uid=values.said(value.get("jobUID")),
         publication=values.said(value.get("publication")),
         from_step=integer(value.get("fromStep")) or 0,
-        from_pair=values.pair(value.get("fromPair")),
+        from_attempt_id=values.attempt_id(value.get("fromPair")),
     )
 
 

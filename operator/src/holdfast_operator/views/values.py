@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.ids import AttemptId, parse_attempt_id
 from holdfast_operator.api.json import Json, objects
 from holdfast_operator.api.redaction import hide_secrets
 
@@ -17,15 +17,15 @@ def whole(value: Any) -> int:
     return 0 if seconds is None else round(min(max(seconds, 0.0), float(c.MAX_NUMBER)))
 
 
-def of_pairs(value: Any) -> list[Json]:
+def with_attempt_ids(value: Any) -> list[Json]:
     """Return the items with an attempt ID, the lowest first."""
-    found = [(read, item) for item in objects(value) if (read := pair(item)) is not None]
+    found = [(read, item) for item in objects(value) if (read := attempt_id(item)) is not None]
     return [item for _, item in sorted(found, key=lambda both: both[0])]
 
 
-def pair(value: Any) -> AttemptId | None:
+def attempt_id(value: Any) -> AttemptId | None:
     """Parse an attempt ID. Numbers that the status cannot hold make it malformed."""
-    found = parse_pair(value)
+    found = parse_attempt_id(value)
     if found is None or max(abs(found.generation), abs(found.attempt)) > c.MAX_NUMBER:
         return None
     return found

@@ -83,6 +83,7 @@ class GpuWatch:
         self._on_error = on_error
         self._lock = threading.Lock()
         self._failures = 0
+        self._unrequested: tuple[GpuError, ...] = ()
         self._state = Transitions(_log)
         self._written: Document | None = None
         self._view = self._remembered()
@@ -115,8 +116,7 @@ class GpuWatch:
         now = self._clock.monotonic()
         gpus, findings = judge(self._view.gpus, sample, now)
         errors = merged(self._view.errors, findings, self._clock.now())
-        for error in new_serious(self._view.errors, errors):  # first: a sidecar killed here finds the error again
-            self._on_serious(error)
+        self._unrequested += new_serious(self._view.errors, errors)
         with self._lock:
             self._view = View(answers=True, sampled_at=now, sample=sample, gpus=gpus, errors=errors)
         count = len(gpus)
@@ -128,6 +128,11 @@ class GpuWatch:
             for error in errors[-len({(f.uuid, f.kind, f.xid) for f in findings}) :]:
                 _log.warning("%s (%s; advice: %s)", error.message, error.gpu, error.action)
             self._on_news()
+        # Before `_keep`, so a sidecar killed here finds the error again. If the request cannot be written, the next
+        # poll repeats it, and the report contains the error already.
+        while self._unrequested:
+            self._on_serious(self._unrequested[0])
+            self._unrequested = self._unrequested[1:]
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1

@@ -30,6 +30,7 @@ def metrics(status: Document) -> Iterator[Metric]:
     yield from gauges(
         {"holdfast_warm_processes": ("Processes on standby for a lost rank", status.get("warmProcesses"))}
     )
+    yield from _paces(status.get("ranks"))
     yield from _phase(status.get("phase"))
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"))
@@ -38,6 +39,12 @@ def metrics(status: Document) -> Iterator[Metric]:
     yield from _written(status.get("checkpointWrites"))
     yield from _restores(status)
     yield from _uploads(status.get("uploads"))
+    yield from _divergences(status.get("divergences"))
+    yield from _non_finite(status.get("nonFinite"))
+    skipped = "Samples skipped because they could not be read"
+    yield from _counter("holdfast_training_bad_samples", skipped, status.get("badSamples"))
+    repeated = "Steps repeated because a rank of this pod was out of GPU memory"
+    yield from _counter("holdfast_training_out_of_memory", repeated, status.get("outOfMemory"))
     refused = "Connections rejected because the peer did not prove that it has the job's key"
     yield from _counter("holdfast_refused_peers", refused, status.get("refusedPeers"))
     yield from accounting.metrics(status.get("accounting"))
@@ -45,12 +52,7 @@ def metrics(status: Document) -> Iterator[Metric]:
 
 def _training(status: Document) -> Iterator[Metric]:
     """Yield what the script's loop reports."""
-    ranks = status.get("ranks")
-    steps = [
-        step
-        for rank in (ranks if isinstance(ranks, list) else [])
-        if isinstance(rank, Mapping) and (step := number(rank.get("step"))) is not None
-    ]
+    steps = [step for rank in _objects(status.get("ranks")) if (step := number(rank.get("step"))) is not None]
     yield from gauges(
         {
             "holdfast_training_step": ("Highest step of a rank process in this pod", max(steps, default=None)),
@@ -68,6 +70,49 @@ def _training(status: Document) -> Iterator[Metric]:
             "holdfast_training_step_seconds": ("Duration of a step, smoothed", status.get("stepSeconds")),
         }
     )
+
+
+def _divergences(divergences: object) -> Iterator[Metric]:
+    if isinstance(divergences, Mapping):
+        text = "Comparisons in which the state of a rank of this pod differed from that of most replicas"
+        yield from _counter("holdfast_training_replica_divergences", text, divergences.get("count"))
+
+
+_NON_FINITE: Final = {
+    "skippedSteps": ("holdfast_training_skipped_steps", "Steps skipped because numbers were not finite"),
+    "learningRateChanges": (
+        "holdfast_training_learning_rate_changes",
+        "Times that the guards lowered the learning rate",
+    ),
+    "rollBacks": ("holdfast_training_roll_backs", "Roll-backs because numbers were not finite"),
+    "spikes": ("holdfast_training_spikes", "Steps with a loss or a gradient norm far above the usual ones"),
+    "skippedSamples": ("holdfast_training_skipped_samples", "Samples that roll-backs excluded"),
+}
+
+
+def _non_finite(counters: object) -> Iterator[Metric]:
+    """Yield the responses to steps that were not finite."""
+    if isinstance(counters, Mapping):
+        for field, (name, text) in _NON_FINITE.items():
+            yield from _counter(name, text, counters.get(field))
+
+
+_PACES: Final = {"dataSeconds": "data", "computeSeconds": "compute"}
+
+
+def _paces(ranks: object) -> Iterator[Metric]:
+    """Yield each rank's own time per step."""
+    text = "Seconds per step that the rank uses itself (median), without waiting for other ranks"
+    family = GaugeMetricFamily("holdfast_rank_step_seconds", text, labels=["rank", "activity"])
+    for rank in _objects(ranks):
+        for field, activity in _PACES.items():
+            if (seconds := number(rank.get(field))) is not None:
+                family.add_metric([label(rank.get("rank")), activity], seconds)
+    yield family
+
+
+def _objects(values: object) -> list[Mapping[str, object]]:
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
 
 
 def _phase(phase: object) -> Iterator[Metric]:

@@ -93,12 +93,10 @@ def _node(cluster: int, number: int) -> NodePlan:
     )
 
 
-def free_number(*, networks: Collection[str], taken_tags: Collection[str], salt: int = 0) -> int:
-    """Return the first number, from `salt` on, whose /16 overlaps none of `networks` and whose tag is free."""
+def free_number(*, networks: Collection[str], taken_tags: Collection[str]) -> int:
+    """Return the first number whose /16 overlaps none of `networks` and whose tag is free."""
     used = [ipaddress.ip_network(network, strict=False) for network in networks]
-    span = _LAST - _FIRST + 1
-    for offset in range(span):
-        number = _FIRST + (salt + offset) % span
+    for number in range(_FIRST, _LAST + 1):
         mine = ipaddress.ip_network(f"10.{number}.0.0/16")
         if f"hf{number}" not in taken_tags and not any(mine.overlaps(other) for other in used):
             return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from holdfast_testbed.build.programs import program
 from holdfast_testbed.cluster import removal
 from holdfast_testbed.cluster.addressing import Plan, free_number, make_plan, node_number
 from holdfast_testbed.cluster.controlplane import PARTS, ControlPlane
-from holdfast_testbed.cluster.kubeconfig import certificate_user, token_user, write_kubeconfig
+from holdfast_testbed.cluster.kubeconfig import token_user, write_kubeconfig
 from holdfast_testbed.cluster.state import Ports, State, load_state
 from holdfast_testbed.constants import DEFAULT_CLUSTER, MACHINE_LOCK, NODE_MONITOR_GRACE_SECONDS
 from holdfast_testbed.errors import AlreadyUpError, CommandFailedError, NoSuchClusterError, TestbedError
@@ -53,7 +53,6 @@ class Cluster:
         name: str = DEFAULT_CLUSTER,
         nodes: int = 3,
         node_monitor_grace_seconds: int = NODE_MONITOR_GRACE_SECONDS,
-        state_dir: Path | None = None,
         images: bool = True,
         replace: bool = False,
     ) -> Cluster:
@@ -63,7 +62,7 @@ class Cluster:
         each node, unless `images` is false. The rest of an earlier run under this name is removed first, and with
         `replace` also a running cluster.
         """
-        folder = _folder(name, state_dir)
+        folder = _folder(name, None)
         lock = folder.with_name(f"{name}.lock")
         with locked(lock, what=f"cluster '{name}'"):
             _clear_the_way(folder, replace=replace)
@@ -104,14 +103,14 @@ class Cluster:
     def _usable(self) -> bool:
         return "default" in self.kubectl("get", "serviceaccounts", "-o", "name")
 
-    def wait_for_nodes(self, seconds: float = 180.0) -> None:
+    def wait_for_nodes(self) -> None:
         """Return when every node is Ready."""
         if not self.nodes:
             return
         wait_for(
             lambda: len(self.ready_nodes()) == self.nodes,
             what=f"all {self.nodes} nodes are Ready",
-            seconds=seconds,
+            seconds=180,
             every=0.25,
             explain=lambda: f"Ready: {', '.join(self.ready_nodes()) or 'none'}; logs are in {self.state.logs}",
         )
@@ -210,23 +209,14 @@ class Cluster:
         )
         return ApiClient(configuration=settings)
 
-    def kubeconfig_for(
-        self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
-    ) -> Path:
-        """Write a kubeconfig for a user with a client certificate, or for a service account with a token."""
-        if bool(user) == bool(service_account):
-            raise TestbedError("pass either user or service_account")
-        stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
-        if user:
-            credentials = certificate_user(*self.state.pki.issue(stem.replace(":", "-"), user=user, groups=groups))
-        else:
-            words = ["create", "token", service_account, "-n", namespace, "--duration=24h"]
-            credentials = token_user(self.kubectl(*words).strip())
+    def kubeconfig_for(self, *, service_account: str, namespace: str) -> Path:
+        """Write a kubeconfig for a service account with a token."""
+        token = self.kubectl("create", "token", service_account, "-n", namespace, "--duration=24h").strip()
         return write_kubeconfig(
-            self.state.pki.folder / f"{stem.replace(':', '-')}.kubeconfig",
+            self.state.pki.folder / f"service-account-{namespace}-{service_account}.kubeconfig",
             server=self.state.server,
             authority=self.state.pki.certificate_file,
-            user=credentials,
+            user=token_user(token),
             namespace=namespace,
         )
 
@@ -359,10 +349,9 @@ def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
         removal.remove(load_state(folder))
 
 
-def recorded_clusters(state_dir: Path | None = None) -> list[str]:
+def recorded_clusters() -> list[str]:
     """Return the names of all recorded clusters, including those that never started completely."""
-    folder = state_dir or settings().clusters
-    return sorted(path.parent.name for path in folder.glob("*/cluster.json"))
+    return sorted(path.parent.name for path in settings().clusters.glob("*/cluster.json"))
 
 
 def _clear_the_way(folder: Path, *, replace: bool) -> None:

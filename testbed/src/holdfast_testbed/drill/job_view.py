@@ -66,6 +66,7 @@ class JobView:
     generation: int = 0
     members: tuple[str, ...] = ()
     checkpoint_step: int | None = None
+    divergences: int = 0
 
     def is_true(self, condition: str) -> bool:
         return self.conditions.get(condition, ("", "", ""))[0] == "True"
@@ -113,6 +114,7 @@ def parse_job(resource: Mapping[str, Any]) -> JobView:
         generation=int(membership.get("generation", 0)),
         members=tuple(member["pod"] for member in membership.get("members") or ()),
         checkpoint_step=checkpoint.get("step"),
+        divergences=int((status.get("divergences") or {}).get("count", 0)),
     )
 
 

@@ -37,12 +37,14 @@ PARTITION_SECONDS = 15.0
 DISK_FULL_SECONDS = 4.0
 BALLAST = "ballast"
 LEASE = "holdfast-operator"
+BATCH, EPOCH_STEPS = 24, 20
+"""Of `drills/_train.py`."""
 SCALE_DOWN = "ToBeDeletedByClusterAutoscaler"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row. Without a cause, training continues in the same attempt and no incident is counted."""
+    """One row. Without a cause, no incident is counted, and training continues in the same attempt."""
 
     name: str
     fault: str
@@ -50,6 +52,12 @@ class Case:
     cause: str = ""
     _: KW_ONLY
     max_lost_steps: int = 0
+    repeated_steps: int = 0
+    """The number of steps that are repeated in another attempt, with an incident that counts in no budget."""
+    skipped_steps: int = 0
+    """The number of steps that no rank applies and that are not repeated."""
+    divergences: int = 0
+    """The number of ranks that differ from the other replicas and are repaired."""
     repair: Callable[[DrillJob], None] | None = None
     skip: Callable[[DrillJob], str] | None = None
     """The reason why this drill cannot run here; empty if it can."""
@@ -70,17 +78,40 @@ def signal_rank(number: int) -> Callable[[DrillJob], None]:
     return inflict
 
 
-def told(do: str, **more: int) -> Callable[[DrillJob], None]:
-    """Return a fault of the script of the last worker, ten steps from now."""
+def told(do: str, *, epochs: int = 0, **more: int) -> Callable[[DrillJob], None]:
+    """Return a fault of the script of the last worker, ten steps from now; with `epochs`, for the next whole ones."""
 
     def inflict(job: DrillJob) -> None:
-        newest = job.watcher.newest()
-        command = {"do": do, "pod": job.workers()[-1].name, "at": (newest.step if newest else 0) + 10, **more}
-        unfinished = job.checkpoints / "command.tmp"
-        unfinished.write_text(json.dumps(command))
-        unfinished.rename(job.checkpoints / "command.json")
+        at = _soon(job)
+        if epochs:
+            at += -(at - 1) % EPOCH_STEPS
+            more["steps"] = epochs * EPOCH_STEPS
+        _tell(job, job.workers()[-1], do, at, **more)
 
     return inflict
+
+
+def _soon(job: DrillJob) -> int:
+    newest = job.watcher.newest()
+    return (newest.step if newest else 0) + 10
+
+
+def _tell(job: DrillJob, pod: PodView, do: str, at: int, **more: int) -> None:
+    unfinished = job.checkpoints / "command.tmp"
+    unfinished.write_text(json.dumps({"do": do, "pod": pod.name, "at": at, **more}))
+    unfinished.rename(job.checkpoints / "command.json")
+
+
+def flip_weight(job: DrillJob) -> None:
+    """Flip a bit on another node each time. Two divergences on one node would make new workers avoid it."""
+    workers = sorted(job.workers(), key=lambda pod: pod.node)
+    _tell(job, workers[job.watcher.view.divergences % len(workers)], "flip weight", _soon(job))
+
+
+def all_nodes_diverged(job: DrillJob) -> str:
+    if job.watcher.view.divergences < job.cluster.nodes:
+        return ""
+    return "the weights were changed on each node before, and a node with two divergences is avoided"
 
 
 def exhaust_container(job: DrillJob) -> None:
@@ -164,6 +195,26 @@ def kill_all(job: DrillJob) -> None:
     kill_at_once(job, launchers)
 
 
+def slow_down(job: DrillJob) -> None:
+    """Make one rank slow, until the job names its pod and node."""
+    pod = job.workers()[-1]
+    job.strike()
+    (job.checkpoints / f"slow-{pod.name}").touch()
+    job.watcher.wait("the slow rank", lambda: f"({pod.name} on {pod.node})" in _slow_ranks(job), 150)
+
+
+def speed_up(job: DrillJob) -> None:
+    for file in job.checkpoints.glob("slow-*"):
+        file.unlink()
+    job.watcher.wait("no slow rank", lambda: not _slow_ranks(job), 60)
+
+
+def _slow_ranks(job: DrillJob) -> str:
+    """Return the message on slow ranks; empty if no rank is slow."""
+    _, reason, message = job.watcher.view.conditions.get("Degraded", ("", "", ""))
+    return message if reason == "SlowRanks" else ""
+
+
 def kill_sidecar(job: DrillJob) -> None:
     sidecar = job.sidecar(job.workers()[-1])
     job.strike()
@@ -227,6 +278,7 @@ def _wait_until(job: DrillJob, seconds: float) -> None:
 
 
 INFRASTRUCTURE, INTERRUPTION, APPLICATION, OOM = "Infrastructure", "Interruption", "Application", "OOM"
+NON_FINITE = "NonFinite"
 LEADERS_NODE = Case(
     "leader-power",
     "node's power cut, the leading operator on it",
@@ -242,8 +294,28 @@ CASES = (
     Case("rank-stopped", "rank process SIGSTOPped", signal_rank(signal.SIGSTOP), INFRASTRUCTURE),
     Case("exception", "exception in the script", told("raise"), APPLICATION),
     Case("exit-2", "script ends with 2", told("exit"), APPLICATION),
+    Case("bad-sample", "a sample cannot be read", told("bad sample")),
+    Case("nan-loss", "NaN in the loss of one step", told("nan loss"), skipped_steps=1),
+    Case("nan-gradient", "NaN in a gradient of one step", told("nan gradient"), skipped_steps=1),
+    Case("nan-weight", "NaN in the weights of one rank", told("nan weight"), NON_FINITE, skipped_steps=1),
+    Case(
+        "nan-row",
+        "NaN in the loss of 20 steps in a row",
+        told("nan loss", epochs=1),
+        NON_FINITE,
+        max_lost_steps=DRILL_INTERVAL_STEPS,
+    ),
+    Case(
+        "flip-weight",
+        "a bit flips in the weights of one rank",
+        flip_weight,
+        divergences=1,
+        skip=all_nodes_diverged,
+    ),
+    Case("gpu-oom", "out of GPU memory in one step, one rank", told("gpu oom"), repeated_steps=1),
     Case("oom-process", "out of memory, one process", told("fill memory"), OOM, spoils_pod=True),
     Case("oom-container", "out of memory, the container", exhaust_container, OOM),
+    Case("rank-slow", "a rank five times as slow", slow_down, repair=speed_up),
     Case("disk-full", "checkpoint volume full for 4 s", fill_disk, repair=free_disk),
     Case("pod-deleted", "pod deleted", delete_pod, INTERRUPTION),
     Case("pod-evicted", "pod evicted", evict_pod, INTERRUPTION),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from holdfast_testbed.drill.job_view import AttemptId
 
-BEGIN, TAKE, COMMIT, STRUCK, SAVE = "begin", "take", "commit", "struck", "save"
+BEGIN, TAKE, SKIP, COMMIT, STRUCK, SAVE = "begin", "take", "skip", "commit", "struck", "save"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,12 @@ def committed_steps(notes: Iterable[Note]) -> set[int]:
     return {note.step for note in notes if note.do == COMMIT}
 
 
+def skipped_steps(notes: Iterable[Note]) -> int:
+    """Return the number of steps between completed ones that no rank recorded, in any world."""
+    steps = committed_steps(notes)
+    return max(steps) + 1 - min(steps) - len(steps) if steps else 0
+
+
 def worlds(notes: Iterable[Note]) -> int:
     """Return the number of worlds, including those without a step."""
     return len({note.attempt_id for note in notes})
@@ -114,13 +120,16 @@ def lost_steps(notes: Iterable[Note]) -> int:
 
 
 def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
-    """Return how many samples a completed step missed, or saw twice in the step or its epoch; `epoch` is in steps."""
+    """Return how many samples a completed step missed, or saw twice in the step or its epoch; `epoch` is in steps.
+
+    A sample that could not be read and was skipped counts as seen.
+    """
     worlds: dict[int, AttemptId] = {}
     taken: dict[tuple[int, AttemptId], list[int]] = defaultdict(list)
     for note in notes:
         if note.do == COMMIT:
             worlds[note.step] = max(note.attempt_id, worlds.get(note.step, note.attempt_id))
-        elif note.do == TAKE:
+        elif note.do in (TAKE, SKIP):
             taken[note.step, note.attempt_id] += note.samples
     wrong, seen = 0, defaultdict[int, list[int]](list)
     for step, attempt_id in worlds.items():

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DrillJob, commits, delete_pod, step_of
-from holdfast_testbed.drill.job_view import AttemptId, Incident
-from holdfast_testbed.drill.matrix import Case
+from holdfast_testbed.drill.job_view import AttemptId, Incident, JobView
+from holdfast_testbed.drill.matrix import BATCH, EPOCH_STEPS, Case
 from holdfast_testbed.drill.watcher import PodView
 
 WORKERS = 3
-BATCH, EPOCH_STEPS = 24, 20  # of drills/_train.py
 PATIENCE = 120.0
 UNDISTURBED_SECONDS = 3.0
 LATE_COUNT_SECONDS = 2.0
@@ -47,6 +46,9 @@ class Trial:
     lost: int = 0
     wrong: int = 0
     equal: bool = False
+    skipped: int = 0
+    divergences: int = 0
+    """Those that the status counts, with the condition `ReplicasDiverged`."""
     worlds: int = 1
     counted: Mapping[str, int] = field(default_factory=dict)
     complaint: str = ""
@@ -59,8 +61,12 @@ class Trial:
         """Return whether everything was kept that is promised, except times."""
         counted = {case.cause: 1} if case.cause else {}
         whole = self.resumed is not None and self.equal and not self.wrong and not self.complaint
-        same = bool(case.cause) or self.worlds == 1
-        return whole and same and self.lost <= case.max_lost_steps and dict(self.counted) == counted
+        same = bool(case.cause) or self.worlds == 1 + case.repeated_steps
+        skips = not case.skipped_steps or self.skipped == case.skipped_steps
+        equal = self.divergences == case.divergences
+        return (
+            whole and same and skips and equal and self.lost <= case.max_lost_steps and dict(self.counted) == counted
+        )
 
 
 def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
@@ -92,6 +98,7 @@ def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
     settle(job, warm=warm)
     _place(case, job)
     known = dict(job.watcher.view.incidents_by_cause)
+    diverged = job.watcher.view.divergences
     counted_before = {incident.attempt_id for incident in job.watcher.view.incidents}
     script_log.clear(job.checkpoints)
     if case.max_lost_steps:
@@ -109,7 +116,7 @@ def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
         if case.repair is not None:
             case.repair(job)
     settle(job, warm=warm)
-    _await_count(case, job, known)
+    _await_count(case, job, known, diverged)
     seen = _noted(job)
     told = [incident for incident in job.watcher.view.incidents if incident.attempt_id not in counted_before]
     times = [incident.detected.timestamp() for incident in told if incident.detected]
@@ -118,6 +125,8 @@ def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
         resumed=script_log.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
         **asdict(_cost(seen)),
+        skipped=script_log.skipped_steps(seen),
+        divergences=newly_diverged(diverged, job.watcher.view),
         worlds=script_log.worlds(seen),
         counted=newly_counted(known, job.watcher.view.incidents_by_cause),
     )
@@ -174,13 +183,17 @@ def _noted(job: DrillJob) -> list[script_log.Note]:
     return script_log.whole(script_log.read(job.checkpoints), until)
 
 
-def _await_count(case: Case, job: DrillJob, known: Mapping[str, int]) -> None:
-    """Wait until the operator has counted the incident, and then for a possible second count."""
-    if case.cause:
-        with contextlib.suppress(TimeoutError):  # the trial fails below because no incident was counted
-            job.watcher.wait(
-                "a count", lambda: bool(newly_counted(known, job.watcher.view.incidents_by_cause)), PATIENCE
-            )
+def _await_count(case: Case, job: DrillJob, known: Mapping[str, int], diverged: int) -> None:
+    """Wait until the operator has counted the incident or divergence, and then for a possible second count."""
+
+    def counted() -> bool:
+        view = job.watcher.view
+        new = newly_counted(known, view.incidents_by_cause) if case.cause else newly_diverged(diverged, view)
+        return bool(new)
+
+    if case.cause or case.divergences:
+        with contextlib.suppress(TimeoutError):  # the trial fails below because nothing was counted
+            job.watcher.wait("a count", counted, PATIENCE)
     time.sleep(LATE_COUNT_SECONDS)
 
 
@@ -208,6 +221,11 @@ def _await(what: str, find: Callable[[], T | None], seconds: float) -> T:
             raise TimeoutError(f"after {seconds:.0f} s still waiting for: {what}")
         time.sleep(POLL)
     return found
+
+
+def newly_diverged(before: int, view: JobView) -> int:
+    """Return the number of new divergences; 0 if the condition does not show them."""
+    return view.divergences - before if view.is_true("ReplicasDiverged") else 0
 
 
 def newly_counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

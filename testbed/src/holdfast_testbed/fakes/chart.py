@@ -27,12 +27,13 @@ def render(
     release: str = "holdfast",
     hooks: bool = False,
     file: Path | None = None,
+    chart: Path = CHART,
 ) -> Sequence[Manifest]:
     """Return the objects that are installed, with `hooks` also those of `helm test`. Do not modify them."""
     flags = [flag for value in values for flag in ("--set", value)] + ([] if hooks else ["--no-hooks"])
     flags += ["--values", str(file)] if file is not None else []
     words = ["-n", namespace, "--kube-version", KUBERNETES, *flags]
-    text = run([program("helm"), "template", release, CHART, *words])
+    text = run([program("helm"), "template", release, chart, *words])
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, for the CRD
     return [document for document in yaml.load_all(text, loader) if document]
 

@@ -116,7 +116,7 @@ def status(
 ) -> Json:
     """Return a launcher's status. Each tier has the step. Lost members are reported with the time of their loss."""
     own = world if world is not None and worker.uid in world["members"] else None
-    pair = _pair(own) if own else None
+    attempt_id = _pair(own) if own else None
     return {
         "version": 1,
         "podUID": worker.uid,
@@ -124,15 +124,15 @@ def status(
         "node": worker.node,
         "ready": True,
         "ports": {"store": 29400, "control": 29401},
-        "accepted": pair,
-        "started": pair,
+        "accepted": attempt_id,
+        "started": attempt_id,
         "world": None if broken else own,
         "phase": "Running" if own and not broken else "Waiting",
         "message": "",
         "committedStep": step if own else None,
         "committedAt": at if own else None,
         "ranks": [],
-        "checkpoints": {tier: {**pair, "step": step, "time": at} for tier in tiers} if pair else {},
+        "checkpoints": {tier: {**attempt_id, "step": step, "time": at} for tier in tiers} if attempt_id else {},
         "highestClaim": None,
         "foreignClaims": [],
         "quarantined": [],

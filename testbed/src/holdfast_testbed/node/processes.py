@@ -125,14 +125,14 @@ def start(
     return identity
 
 
-def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
+def kill_all(identities: Sequence[Identity]) -> None:
     """Send SIGKILL to these processes and wait until all are gone."""
     for identity in identities:
         send(identity, signal.SIGKILL)
     wait_for(
         lambda: not any(alive(identity) for identity in identities),
         what=f"killed processes {[i.pid for i in identities if alive(i)]} are gone",
-        seconds=seconds,
+        seconds=30,
     )
 
 
@@ -141,11 +141,11 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def stop(process: subprocess.Popen[bytes], *, seconds: float = 20.0) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End a child process, by force if it does not end in time."""
     process.terminate()
     try:
-        process.wait(seconds)
+        process.wait(20)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -165,13 +165,13 @@ def command_line(pid: int) -> list[str]:
     return [word.decode(errors="replace") for word in raw.split(b"\0")[:-1]]
 
 
-def tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path) -> str:
     """Return the end of a log, for an error message."""
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
         return f"({log} does not exist)"
-    return "\n".join([f"the end of {log}:", *text.splitlines()[-lines:]])
+    return "\n".join([f"the end of {log}:", *text.splitlines()[-15:]])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.folder.catalog import read_manifest
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
@@ -52,7 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list
 
 
 def test_any_number_of_ranks_loads_a_checkpoint_without_pickle(saved: Path) -> None:
-    loaded = restore(saved, Alone()).loaded
+    loaded = restore(saved, SingleRank()).loaded
     assert loaded is not None
     assert loaded.name.step == 2
     assert loaded.manifest.tensors["model.0.weight"].shape == (10, 6)

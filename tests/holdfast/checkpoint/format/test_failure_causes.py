@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of, of_errno
-from holdfast.checkpoint.saving.rank_results import NONE, Trouble
+from holdfast.checkpoint.saving.rank_results import NONE, SaveFailure
 from holdfast.checkpoint.stores.objects.errors import ADVICE
-from holdfast.core.errors import CheckpointError, ClaimError, CorruptCheckpointError, NoRoomError, UnavailableError
+from holdfast.core.errors import (
+    CheckpointError,
+    ClaimError,
+    CorruptCheckpointError,
+    NoCapacityError,
+    UnavailableError,
+)
 
 DOCS = Path(__file__).parents[4] / "docs"
 
@@ -45,7 +51,7 @@ def test_each_trouble_of_the_operating_system_has_its_word(number: int | None, c
         (TimeoutError("it took too long"), "Timeout"),
         (ConnectionError("the other side closed the connection"), "Network"),
         (MemoryError(), "Memory"),
-        (NoRoomError("too small"), "Full"),
+        (NoCapacityError("too small"), "Full"),
         (CorruptCheckpointError("torn"), "Damaged"),
         (ClaimError("taken"), "Claim"),
         (UnavailableError("the store is slow", cause="Throttled"), "Throttled"),
@@ -60,10 +66,10 @@ def test_an_error_has_a_word_and_keeps_it_when_it_is_wrapped(error: Exception, c
 
 
 def test_of_several_ranks_the_lowest_ones_cause_is_told() -> None:
-    told = [NONE, Trouble.of(OSError(errno.ENOSPC, "full"), 1), Trouble.of(OSError(errno.EIO, "broken"), 2)]
-    among = Trouble.among(told)
+    told = [NONE, SaveFailure.of(OSError(errno.ENOSPC, "full"), 1), SaveFailure.of(OSError(errno.EIO, "broken"), 2)]
+    among = SaveFailure.among(told)
     assert (among.error, among.cause) == ("rank 1: [Errno 28] full; rank 2: [Errno 5] broken", "Full")
-    assert Trouble.among(told[:1]) == NONE
+    assert SaveFailure.among(told[:1]) == NONE
     assert not NONE
 
 

@@ -161,7 +161,7 @@ def test_only_a_delta_has_a_version_that_older_readers_refuse() -> None:
     assert json.loads(encode(MANIFEST))["version"] == 1
     assert json.loads(encode(replace(MANIFEST, parent="step-6.g2.a1")))["version"] == 1
     assert decode(encode(DELTA)) == DELTA
-    assert DELTA.stands_on == {"step-5.g2.a1"}
+    assert DELTA.depends_on == {"step-5.g2.a1"}
     assert DELTA.own == MANIFEST.files
 
 

@@ -217,10 +217,10 @@ def test_part_that_is_never_filled_is_an_error_and_blocks_nobody(tmp_path: Path)
 def test_a_large_commit_by_several_ranks_reads_back_whole(
     tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any], content: Callable[..., Any]
 ) -> None:
-    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.ranks.exchange import SingleRank
     from holdfast.checkpoint.restore.search import restore
 
     tensors = {"large": os.urandom(3 * CHUNK_BYTES + 17), "small": b"x" * 100}
     assert all(r.committed for r in world(2, lambda exchange: commit_by(exchange, tmp_path, 5, tensors)))
-    loaded = restore(tmp_path, Alone(), job_uid="job-1").loaded
+    loaded = restore(tmp_path, SingleRank(), job_uid="job-1").loaded
     assert content(loaded) == tensors

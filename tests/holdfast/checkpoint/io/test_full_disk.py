@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError
@@ -48,7 +48,7 @@ def names(root: Path) -> set[str]:
 
 
 def newest(root: Path) -> int:
-    return restore(root, Alone(), job_uid="job-1").step
+    return restore(root, SingleRank(), job_uid="job-1").step
 
 
 def test_no_space_fails_the_save_and_gives_the_space_back(small: Path, commit: Callable[..., Any]) -> None:
@@ -130,7 +130,7 @@ def test_damage_on_a_read_only_folder_is_passed_by_where_it_lies(small: Path, co
     shard = small / "step-20.g1.a1" / "rank-0.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-    found = restore(small, Alone(), job_uid="job-1")
+    found = restore(small, SingleRank(), job_uid="job-1")
     assert found.step == 10
     assert [bad.path for bad in found.quarantined] == ["step-20.g1.a1"]
     assert shard.exists()

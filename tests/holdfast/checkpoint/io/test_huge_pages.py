@@ -13,7 +13,7 @@ import torch
 
 from holdfast import checkpoint
 from holdfast.checkpoint.io import huge_pages
-from holdfast.checkpoint.io.huge_pages import PAGE, Ahead, address_of, fault_in, fresh
+from holdfast.checkpoint.io.huge_pages import PAGE, Ahead, address_of, allocate, fault_in
 
 MIB = 1 << 20
 needs_large_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages here")
@@ -22,7 +22,7 @@ needs_large_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reaso
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 12_345])
 @pytest.mark.parametrize("nbytes", [1, 4096, 2 * MIB, 5 * MIB + 3])
 def test_memory_lies_to_its_page_as_the_file_does(offset: int, nbytes: int) -> None:
-    view = fresh(nbytes, offset=offset)
+    view = allocate(nbytes, offset=offset)
     assert address_of(view) % PAGE == offset % PAGE
     assert view.nbytes == nbytes
     assert not any(view[:: max(1, nbytes // 64)])
@@ -30,14 +30,14 @@ def test_memory_lies_to_its_page_as_the_file_does(offset: int, nbytes: int) -> N
 
 @needs_large_pages
 def test_large_pages_are_asked_for_where_whole_ones_fit() -> None:
-    view = fresh(5 * MIB)
+    view = allocate(5 * MIB)
     assert "hg" in flags_at(address_of(view))
     assert "hg" not in flags_at(address_of(view) + 4 * MIB)  # the last huge page would be a fifth full
-    assert "hg" not in flags_at(address_of(fresh(MIB)))
+    assert "hg" not in flags_at(address_of(allocate(MIB)))
 
 
 def test_pages_are_there_once_they_were_fetched() -> None:
-    view = fresh(5 * MIB)
+    view = allocate(5 * MIB)
     before = resident()
     fault_in(view)
     assert resident() - before >= 4 * MIB
@@ -47,7 +47,7 @@ def test_pages_are_there_once_they_were_fetched() -> None:
 def test_small_pages_are_asked_for_once_large_ones_come_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count()
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))  # each check a second after the previous one
-    views = [fresh(16 * MIB), fresh(4 * MIB)]
+    views = [allocate(16 * MIB), allocate(4 * MIB)]
     ahead = Ahead(told(views))
     with ahead:
         ahead._thread.join(30)
@@ -62,7 +62,7 @@ def told(views: list[memoryview]) -> Iterator[memoryview]:
 
 
 def test_who_leaves_early_waits_for_one_piece_at_most() -> None:
-    views = [fresh(8 * MIB) for _ in range(100)]
+    views = [allocate(8 * MIB) for _ in range(100)]
     with Ahead(views):
         pass
     assert not any(view[0] for view in views)

@@ -86,7 +86,7 @@ def test_a_save_is_held_back_until_somebody_is_in_a_hurry(tmp_path: Path) -> Non
     engine = engine_of(tmp_path)
     saving = engine.begin(snapshot(1))
     assert stands_still(saving)
-    engine.hurry()
+    engine.lift_rate_limit()
     saving.settle(lambda: None)
     assert saving.result.committed
     assert [name.step for name in FolderStore(tmp_path).commits()] == [1]
@@ -99,7 +99,7 @@ def test_an_urgent_save_is_not_held_back_and_the_next_one_is(tmp_path: Path) -> 
     assert urgent.result.committed
     held = engine.begin(snapshot(2))
     assert stands_still(held)
-    engine.hurry()
+    engine.lift_rate_limit()
     held.settle(lambda: None)
     assert held.result.committed
 
@@ -118,7 +118,7 @@ def snapshot(step: int) -> Snapshot:
         read=lambda piece: data[piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io import slice_digests
 from holdfast.checkpoint.io.slice_digests import Slicer, decode, digests_of, file_bytes, slice_bytes
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.chunk_reader import cover
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
@@ -184,7 +184,7 @@ def test_flipped_bit_in_a_slice_is_found_and_falls_back_a_step(
         file.seek(4096 + 1_000_000)
         file.write(bytes([byte ^ 4]))
     rows = dict.fromkeys(data, (999990, 1000100))
-    found = restore(tmp_path, Alone(), select=lambda _: rows)
+    found = restore(tmp_path, SingleRank(), select=lambda _: rows)
     assert found.step == 1
     assert [bad.path for bad in found.quarantined] == ["step-2.g1.a1"]
     assert "digest of chunk 0 differs, in bytes" in found.quarantined[0].reason
@@ -207,7 +207,7 @@ def test_a_slice_that_is_bad_in_one_copy_comes_from_another(
         file.write(bytes([byte ^ 4]))
     (tmp_path / "second" / name / SLICES).unlink()  # the digests of one chunk are valid for the other
     rows = dict.fromkeys(data, (999990, 1000100))
-    found = restore(stores, Alone(), select=lambda _: rows)
+    found = restore(stores, SingleRank(), select=lambda _: rows)
     assert found.loaded is not None
     assert all(found.loaded.tensors[tensor] == data[tensor][999_990:1_000_100] for tensor in data)
     assert [bad.path for bad in found.quarantined] == [name]

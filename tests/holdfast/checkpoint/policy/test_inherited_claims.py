@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.prune import carry_out, plan
 from holdfast.core.attempt import AttemptId, Claim
@@ -51,7 +51,7 @@ def entered(
         copies=copies,
         full_every=full_every,
     )
-    engine.enter(attempt(attempt_id), Alone())
+    engine.enter(attempt(attempt_id), SingleRank())
     return engine
 
 
@@ -77,7 +77,7 @@ def root(tmp_path: Path, attempt_id: AttemptId) -> Path:
     engine = entered(folder, AttemptId(1, 1))
     engine.restore()
     engine.claim(step=0, attempt_id=None)
-    engine.enter(attempt(attempt_id), Alone())
+    engine.enter(attempt(attempt_id), SingleRank())
     for step in (10, 20, 30, 40, 50):
         assert engine.save(snapshot(step, attempt_id)).committed
     assert [claim.attempt_id for claim in list_claims(folder)] == [AttemptId(1, 1)]
@@ -239,7 +239,7 @@ def test_prune_names_a_damaged_commit_and_does_not_count_it(
 def test_prune_deletes_nothing_after_an_attempt_has_claimed(root: Path, job: str) -> None:
     before = commits(root)
     pruning = plan(FolderStore(root), Rules(), 1, now=datetime.now(UTC))
-    assert any(decision.goes for decision in pruning.decisions)
+    assert any(decision.deleted for decision in pruning.decisions)
     write_claim(
         root,
         Claim(
@@ -255,7 +255,7 @@ def test_prune_keeps_checkpoints_above_the_last_known_attempt(root: Path, holdfa
     """The newer checkpoints are of a later generation or of another job, which the existing claim does not cover."""
     engine = entered(root, AttemptId(2, 1), keep_last=9)
     assert engine.save(snapshot(60, AttemptId(2, 1))).committed
-    engine.enter(Attempt(attempt_id=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 4), job_uid="job-2", publication="p1", run_id="run"), SingleRank())
     assert engine.save(snapshot(70, AttemptId(1, 4))).committed
     told = {line["commit"]: line["reason"] for line in holdfast.json("prune", root, "--keep-last", 1)["commits"]}
     assert told["step-60.g2.a1"].startswith("from an attempt above 1.")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy.fencing import Commit, order
-from holdfast.checkpoint.policy.retention import Best, Decision, Entry, Rules, decide, leaving
+from holdfast.checkpoint.policy.retention import Best, Decision, Entry, Rules, decide, to_delete
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import UsageError
 
@@ -33,7 +33,7 @@ def entry(
         commit=Commit(step=step, attempt_id=attempt_id, job_uid=JOB, publication="p1"),
         created=NOW - timedelta(hours=hours_ago),
         parent=parent,
-        stands_on=frozenset(on),
+        depends_on=frozenset(on),
         metrics=metrics,
     )
 
@@ -47,7 +47,7 @@ def decided(entries: list[Entry], rules: str, *, last: int = 1, claims: tuple[Cl
 
 
 def kept(entries: list[Entry], rules: str, **options: Any) -> dict[int, str]:
-    return {d.commit.step: d.reason for d in decided(entries, rules, **options) if not d.goes}
+    return {d.commit.step: d.reason for d in decided(entries, rules, **options) if not d.deleted}
 
 
 # Each rule
@@ -66,7 +66,7 @@ def test_a_delta_goes_before_what_it_stands_on() -> None:
         entry(30),
         entry(40),
     ]
-    gone = leaving(decided(entries, "", last=1))
+    gone = to_delete(decided(entries, "", last=1))
     assert list(map(str, gone)) == ["step-30.g1.a1", "step-20.g1.a2", "step-20.g1.a1", "step-10.g1.a1"]
 
 
@@ -132,7 +132,7 @@ def test_bytes_of_a_kept_checkpoint_stay_across_unreadable_links() -> None:
 def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:
     unknown = Entry(commit=Commit(step=5, attempt_id=ONE))
     claims = (Claim(attempt_id=ONE, job_uid=JOB, publication="p1", from_step=0),)
-    assert [d.goes for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
+    assert [d.deleted for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
 
 
 def unread(step: int, attempt_id: AttemptId = ONE) -> Entry:
@@ -143,7 +143,7 @@ def test_checkpoint_with_an_unreadable_manifest_stays() -> None:
     """The attempt that wrote the checkpoint does not matter."""
     fence = Claim(attempt_id=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_attempt_id=ONE)
     entries = [unread(5), entry(10), unread(20), entry(30, attempt_id=AttemptId(2, 1)), unread(40, AttemptId(3, 1))]
-    reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.goes}
+    reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.deleted}
     assert reasons == {
         5: "its manifest cannot be read",
         20: "its manifest cannot be read",
@@ -180,7 +180,7 @@ def test_fenced_commits_go_whatever_the_rules_say() -> None:
     claim = Claim(attempt_id=AttemptId(2, 1), job_uid=JOB, publication="p2", from_step=10, from_attempt_id=ONE)
     entries = [entry(10), entry(20), entry(30, attempt_id=AttemptId(2, 1))]
     decisions = decided(entries, "hours=6,every=1", claims=(claim,))
-    assert [(d.commit.step, d.reason) for d in decisions if d.goes] == [(20, "fenced: it is never read")]
+    assert [(d.commit.step, d.reason) for d in decisions if d.deleted] == [(20, "fenced: it is never read")]
 
 
 # Invariants
@@ -246,25 +246,25 @@ def test_rules_never_take_what_must_stay(
 
     def gone(rules: Rules, among: list[Entry]) -> set[CheckpointName]:
         made = decide(among, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=rules, now=NOW)
-        return {d.commit.name for d in made if d.goes}
+        return {d.commit.name for d in made if d.deleted}
 
-    goes = gone(rules, entries)
-    stays = [e for e in entries if e.name not in goes]
+    deleted = gone(rules, entries)
+    stays = [e for e in entries if e.name not in deleted]
     line = order((e.commit for e in entries), claims, job_uid=JOB)
     good = [c for c in line if c.name in verified and c.job_uid is not None][:last]
 
-    assert not goes & {e.name for e in entries if e.unread}
-    assert not goes & {c.name for c in good}
-    assert not goes or len(good) == last
-    assert all(name.attempt_id <= own for name in goes)
+    assert not deleted & {e.name for e in entries if e.unread}
+    assert not deleted & {c.name for c in good}
+    assert not deleted or len(good) == last
+    assert all(name.attempt_id <= own for name in deleted)
     needed = {e.parent for e in stays if e.parent is not None}
-    assert not needed & {str(e.name) for e in entries if e.name in goes}
-    assert goes <= gone(Rules(), entries)  # rules only keep more
+    assert not needed & {str(e.name) for e in entries if e.name in deleted}
+    assert deleted <= gone(Rules(), entries)  # rules only keep more
     readable = {c.name for c in line}
     assert not any(
         e.created is not None and rules.hours and NOW - e.created < timedelta(hours=rules.hours)
         for e in entries
-        if e.name in goes & readable
+        if e.name in deleted & readable
     )
     # Decisions are permanent: nothing more is deleted while nothing changes.
     assert gone(rules, stays) == set()

@@ -12,7 +12,7 @@ import torch
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.process_group_exchange import joined
 from holdfast.checkpoint.ranks.exchange import Exchange
-from holdfast.checkpoint.ranks.replica_check import apart
+from holdfast.checkpoint.ranks.replica_check import differing
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.state.flatten import flatten, sampled
@@ -47,7 +47,7 @@ def committed(world: World, root: Path, state: State, size: int = 3) -> list[Sav
             read=flat.read,
             state={"objects": flat.tree},
             data=None,
-            alone={"rank": exchange.rank},
+            per_rank={"rank": exchange.rank},
             numerics={},
             samples=sampled(objects, flat),
         )
@@ -75,7 +75,7 @@ DIFFERENT: dict[str, State] = {
 
 @pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_object_that_differs_on_one_rank_is_reported_on_all(world: World, tmp_path: Path, state: State) -> None:
-    assert [result.apart for result in committed(world, tmp_path, state)] == [{"loader": (2,)}] * 3
+    assert [result.differing for result in committed(world, tmp_path, state)] == [{"loader": (2,)}] * 3
 
 
 ALIKE: dict[str, State] = {
@@ -91,15 +91,15 @@ ALIKE: dict[str, State] = {
 
 @pytest.mark.parametrize("state", ALIKE.values(), ids=ALIKE.keys())
 def test_what_all_ranks_have_alike_is_passed_over(world: World, tmp_path: Path, state: State) -> None:
-    assert [result.apart for result in committed(world, tmp_path, state)] == [{}] * 3
+    assert [result.differing for result in committed(world, tmp_path, state)] == [{}] * 3
 
 
 def test_a_world_of_one_is_alike(world: World, tmp_path: Path) -> None:
-    assert committed(world, tmp_path, DIFFERENT["a number"], size=1)[0].apart == {}
+    assert committed(world, tmp_path, DIFFERENT["a number"], size=1)[0].differing == {}
 
 
 def test_an_object_that_only_some_ranks_have_is_not_alike() -> None:
-    assert apart([{"a": "1"}, {"a": "1", "b": "2"}, {"b": "2"}]) == {"a": (2,), "b": (1, 2)}
+    assert differing([{"a": "1"}, {"a": "1", "b": "2"}, {"b": "2"}]) == {"a": (2,), "b": (1, 2)}
 
 
 @pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())

@@ -114,7 +114,7 @@ def test_an_object_that_is_no_state_of_tensors_is_not_exported(root: Path, tree:
 def test_what_no_number_and_no_time_is_counts_for_no_rule(root: Path) -> None:
     forge(root, setter("state|metrics", [[20, {"loss": 10**400}]]))
     forge(root, setter("created", "0001-01-01T00:00:00+14:00"))
-    (entry,) = [one for one in Ages(FolderStore(root)).look() if one.commit.step == 20]
+    (entry,) = [one for one in Ages(FolderStore(root)).entries() if one.commit.step == 20]
     assert (entry.created, dict(entry.metrics)) == (None, {})
 
 

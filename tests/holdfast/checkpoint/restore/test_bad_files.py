@@ -28,7 +28,7 @@ from mutations import little_memory
 from holdfast import checkpoint
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.manifest import decode
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.cli.checkpoints.main import Exit, main
 from holdfast.core.attempt import AttemptId, Claim
@@ -95,7 +95,7 @@ def test_nothing_is_moved_aside_through_a_link(root: Path) -> None:
     elsewhere.mkdir()
     (root / "quarantine").symlink_to(elsewhere)
     (root / NEWEST / "MANIFEST.json").write_text("{")
-    found = restore(root, Alone())
+    found = restore(root, SingleRank())
     assert found.loaded is not None
     assert (list(elsewhere.iterdir()), (root / NEWEST).is_dir()) == ([], True)
 
@@ -151,9 +151,9 @@ def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit:
         )
         for number in (2,)
     )
-    assert restore(root, Alone(), claims=claims, job_uid="job-1").step == 30
+    assert restore(root, SingleRank(), claims=claims, job_uid="job-1").step == 30
     (root / "step-40.g1.a1").rename(root / "step-40.g1.a2")
-    found = restore(root, Alone(), claims=claims, job_uid="job-1")
+    found = restore(root, SingleRank(), claims=claims, job_uid="job-1")
     assert found.step == 30
     assert "belongs to step 40, attempt 1.1" in found.quarantined[0].reason
 

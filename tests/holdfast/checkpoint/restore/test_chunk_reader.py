@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.io.huge_pages import PAGE
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.chunk_reader import segments
 from holdfast.checkpoint.restore.memory_layout import Extent
 from holdfast.checkpoint.restore.search import restore
@@ -83,7 +83,7 @@ def test_any_rows_of_any_number_of_writers_are_read_unchanged(
     for _ in range(4):
         rows = {name: tuple(sorted(dice.choices(range(len(data) + 1), k=2))) for name, data in tensors.items()}
         rows.pop(dice.choice(sorted(rows)))  # all of it
-        loaded = restore(tmp_path, Alone(), select=lambda _, rows=rows: rows).loaded
+        loaded = restore(tmp_path, SingleRank(), select=lambda _, rows=rows: rows).loaded
         assert loaded is not None
         for name, data in tensors.items():
             begin, end = rows.get(name, (0, len(data)))
@@ -93,11 +93,11 @@ def test_any_rows_of_any_number_of_writers_are_read_unchanged(
 FEW_FILES = """
 import resource, sys
 from pathlib import Path
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.cli.checkpoints.main import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, int(sys.argv[2])))
-print(main(["verify", sys.argv[1]]), restore(Path(sys.argv[1]), Alone()).loaded is not None)
+print(main(["verify", sys.argv[1]]), restore(Path(sys.argv[1]), SingleRank()).loaded is not None)
 """
 
 
@@ -141,7 +141,7 @@ def test_only_the_slices_that_hold_wanted_rows_are_read(
 ) -> None:
     commit(tmp_path, 1, {"a": tensors["a/large"]})
     store = Counted(tmp_path)
-    restore([store], Alone(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
+    restore([store], SingleRank(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
     read = [entry for entry in store.read if entry[0] == "rank-0.safetensors"]
     assert {offset // PAGE for _, offset, _ in read} == {0, CHUNK_BYTES // PAGE + 1}  # the header and the read bytes
     header = 8 + PAGE  # its length, then all of it; then both are read to be verified

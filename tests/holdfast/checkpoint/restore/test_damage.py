@@ -13,7 +13,7 @@ import pytest
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
@@ -32,7 +32,7 @@ def root(tmp_path: Path, commit: Callable[..., Any]) -> Path:
 
 
 def found(root: Path) -> Restored:
-    return restore(root, Alone(), job_uid="job-1")
+    return restore(root, SingleRank(), job_uid="job-1")
 
 
 def flip(path: Path, place: int, bit: int = 4) -> None:
@@ -50,7 +50,7 @@ def test_the_newest_commit_is_used(root: Path, content: Callable[..., Any]) -> N
     assert (result.step, result.attempt_id, result.quarantined) == (20, AttemptId(1, 1), ())
     assert result.loaded is not None
     assert content(result.loaded) == NEW
-    assert result.loaded.alone == {"rank": 0}
+    assert result.loaded.per_rank == {"rank": 0}
 
 
 @pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
@@ -191,7 +191,7 @@ def test_corruption_of_one_copy_costs_nothing_with_another_copy(
     shutil.copytree(first, second)
     damage(first / NEWEST, first / NEWEST / file)
 
-    result = restore([FolderStore(first), FolderStore(second)], Alone(), job_uid="job-1")
+    result = restore([FolderStore(first), FolderStore(second)], SingleRank(), job_uid="job-1")
 
     assert result.step == 20
     assert result.loaded is not None
@@ -283,7 +283,7 @@ def test_a_pickle_is_never_opened(root: Path) -> None:
 
 
 def test_a_commit_that_is_asked_for_by_step_is_used(root: Path) -> None:
-    assert restore(root, Alone(), job_uid="job-1", step=10).step == 10
+    assert restore(root, SingleRank(), job_uid="job-1", step=10).step == 10
 
 
 def test_the_same_step_of_a_higher_attempt_wins(root: Path, commit: Callable[..., Any], content: Callable[..., Any]):

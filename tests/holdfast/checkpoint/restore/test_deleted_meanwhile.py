@@ -15,7 +15,7 @@ from holdfast.checkpoint.dcp.reader import StorageReader
 from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.core.attempt import AttemptId
@@ -25,7 +25,7 @@ Commit = Callable[..., Any]
 
 
 def read(root: Path, exchange: Exchange) -> Restored:
-    return restore(root, exchange, job_uid="job-1", lone=True)
+    return restore(root, exchange, job_uid="job-1", without_job=True)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_job_deleting_faster_than_reads_is_reported(tmp_path: Path, commit: Comm
     with pytest.raises(
         CheckpointError, match=r"deleted while they were read.* Keep more checkpoints .*\(keep_last"
     ) as ended:
-        read(tmp_path, Alone())
+        read(tmp_path, SingleRank())
     assert "step-10.g1.a1" in str(ended.value)
 
 

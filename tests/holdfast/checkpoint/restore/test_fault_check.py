@@ -17,7 +17,7 @@ from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.core.attempt import AttemptId, Claim
@@ -99,7 +99,7 @@ def everything(root: Path) -> dict[str, bytes]:
 
 
 def restored(root: Path, machine: Machine, kind: type[Store] = Files) -> Restored:
-    return restore([kind(root, machine)], Alone(), job_uid="job-1")
+    return restore([kind(root, machine)], SingleRank(), job_uid="job-1")
 
 
 @pytest.mark.parametrize("kind", [Files, Store])
@@ -245,7 +245,7 @@ def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch:
         return real(fd, buffers, offset, *rest)
 
     monkeypatch.setattr(os, "preadv", hiccup)
-    found = restore(root, Alone(), job_uid="job-1")
+    found = restore(root, SingleRank(), job_uid="job-1")
     assert (found.step, found.quarantined) == (20, ())
     assert len(catalog.list_commits(root)) == 2
 

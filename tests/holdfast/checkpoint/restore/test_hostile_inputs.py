@@ -43,11 +43,11 @@ from mutations import CHANGES, CORPUS, EDITS, FUZZ, altered, little_memory, muta
 
 from holdfast.checkpoint.folder import claims
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
-from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, make_room
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, free_space
 from holdfast.checkpoint.stores.memory.peer_protocol import Wire
 from holdfast.core.attempt import Claim
 from holdfast.core.connections import proof
@@ -89,10 +89,10 @@ def sliced() -> dict[str, bytes]:
             read=lambda _: WEIGHTS,
             state={"objects": {}, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
-        assert save(Path(folder), snapshot, Alone()).committed
+        assert save(Path(folder), snapshot, SingleRank()).committed
         return tree(Path(folder) / str(NAME))
 
 
@@ -109,7 +109,7 @@ def slices(folder: Path, changes: Changes) -> str:
         (folder / str(NAME) / name).write_bytes(data)
 
     def act() -> str:
-        found = restore(folder, Alone(), select=lambda _: {"w": (100, 70_000)})
+        found = restore(folder, SingleRank(), select=lambda _: {"w": (100, 70_000)})
         assert found.loaded is None or bytes(found.loaded.tensors["w"]) == WEIGHTS[100:70_000]
         return "restored" if found.loaded else "refused"
 
@@ -218,12 +218,12 @@ def answers(folder: Path, changes: Changes) -> str:
         thread.start()
         try:
             with little_memory(), untouched(folder):
-                return outcome(lambda: asked(neighbour(listening.getsockname()[1]), wanted))
+                return outcome(lambda: questions_of(neighbour(listening.getsockname()[1]), wanted))
         finally:
             thread.join()
 
 
-def asked(where: Neighbour, wanted: str) -> str:
+def questions_of(where: Neighbour, wanted: str) -> str:
     peer = Peer(where, KEY)
     store = PeerStore(peer, {"job"})
     try:
@@ -233,7 +233,7 @@ def asked(where: Neighbour, wanted: str) -> str:
             case "manifest":
                 return f"manifest: {store.manifest(NAME).step}"
             case "room":
-                return f"room: {make_room(peer, NAME, ()) >= 0}"
+                return f"room: {free_space(peer, NAME, ()) >= 0}"
             case _:
                 with store.open(NAME, TENSORS) as source:
                     target = bytearray(min(source.nbytes, 16))

@@ -153,7 +153,7 @@ def test_a_server_that_has_proved_nothing_gets_no_memory(tmp_path: Path, said: b
         thread = threading.Thread(target=lambda: listening.accept()[0].sendall(said))
         thread.start()
         with pytest.raises(CheckpointError, match="a message of"):
-            Peer(neighbour(listening.getsockname()[1]), KEY).ask({"op": "list"})
+            Peer(neighbour(listening.getsockname()[1]), KEY).call({"op": "list"})
         thread.join()
 
 

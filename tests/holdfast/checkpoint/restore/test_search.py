@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.core.attempt import AttemptId, Claim
@@ -38,7 +38,7 @@ def roots(tmp_path: Path, commit: Callable[..., Any]) -> list[Path]:
 
 
 def found(roots: list[Path], exchange: Exchange | None = None) -> Restored:
-    return restore([FolderStore(root) for root in roots], exchange or Alone(), job_uid="job-1")
+    return restore([FolderStore(root) for root in roots], exchange or SingleRank(), job_uid="job-1")
 
 
 def test_the_first_store_is_used_and_named(roots: list[Path]) -> None:

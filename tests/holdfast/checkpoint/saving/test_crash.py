@@ -23,7 +23,7 @@ import pytest
 from traces import STRACE, Call, calls_in, kill_points
 
 from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.core.attempt import AttemptId
 
@@ -75,7 +75,7 @@ def fresh(earlier: Path, number: int) -> Path:
 
 
 def newest(root: Path) -> Restored:
-    return restore(root, Alone(), claims=list_claims(root), job_uid="job-1")
+    return restore(root, SingleRank(), claims=list_claims(root), job_uid="job-1")
 
 
 def test_a_kill_at_any_system_call_leaves_a_whole_commit(earlier: Path, tmp_path: Path) -> None:

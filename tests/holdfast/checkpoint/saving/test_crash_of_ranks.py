@@ -27,7 +27,7 @@ import pytest
 from traces import STRACE, Call, calls_in, kill_points
 
 from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.verify import verify
@@ -159,11 +159,11 @@ class Scene:
 
 def content(root: Path, step: int | None = None) -> tuple[int, Any]:
     """Return the step and every bit from which an attempt that starts now resumes."""
-    found = restore(root, Alone(), claims=list_claims(root), job_uid="job-1", step=step)
+    found = restore(root, SingleRank(), claims=list_claims(root), job_uid="job-1", step=step)
     assert found.loaded is not None
     assert found.quarantined == ()
     loaded = found.loaded
-    return found.step, (loaded.manifest.state, loaded.alone, {n: bytes(t) for n, t in loaded.tensors.items()})
+    return found.step, (loaded.manifest.state, loaded.per_rank, {n: bytes(t) for n, t in loaded.tensors.items()})
 
 
 def scene_of(case: Case, folder: Path, helper: Helper) -> Scene:
@@ -307,7 +307,7 @@ def killed_at(scene: Scene, victim: int, point: tuple[str, int], helper: Helper)
 
 def goes_on(root: Path, case: Case, where: str) -> None:
     """The next attempt claims, saves, and removes the remains of the killed one."""
-    ranks.run(case.wanted(root, 3, [30]), Alone())
+    ranks.run(case.wanted(root, 3, [30]), SingleRank())
     assert content(root)[0] == 30, where
     left = [p.name for p in root.rglob("*") if ".tmp-" in p.name or p.name.endswith(".deleted")]
     assert left == [], where

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.incremental import Chain
@@ -66,7 +66,7 @@ def test_chain_checkpoints_are_bit_exact_and_chains_are_bounded(
         assert all(result.committed for result in results)
     for step, then in history.items():
         assert_is(root, step, then)
-        assert len(manifest(root, step).stands_on) < every
+        assert len(manifest(root, step).depends_on) < every
         assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).whole
     full = [step for step in history if manifest(root, step).parent is None]
     assert all(any(begin <= step < begin + every for begin in full) for step in history)
@@ -75,7 +75,7 @@ def test_chain_checkpoints_are_bit_exact_and_chains_are_bounded(
 
 def test_rows_are_read_from_a_delta_wherever_they_lie(chained: tuple[Path, Tensors]) -> None:
     root, tensors = chained
-    loaded = restore(root, Alone(), select=lambda _: {"wide": (4, 40), "narrow": (0, 1)}).loaded
+    loaded = restore(root, SingleRank(), select=lambda _: {"wide": (4, 40), "narrow": (0, 1)}).loaded
     assert loaded is not None
     assert bytes(loaded.tensors["wide"]) == tensors["wide"][4 * BLOCK :]
     assert bytes(loaded.tensors["narrow"]) == tensors["narrow"][:1000]
@@ -85,7 +85,7 @@ def test_a_sparse_change_costs_the_blocks_that_it_is_in(chained: tuple[Path, Ten
     root, _ = chained
     third = manifest(root, 3)
     assert third.own["rank-0.safetensors"].nbytes == 4096 + BLOCK + 65_000  # one row of `wide`, 65 of `narrow`
-    assert third.stands_on == {"step-1.g1.a1", "step-2.g1.a1"}
+    assert third.depends_on == {"step-1.g1.a1", "step-2.g1.a1"}
     assert third.parent == "step-2.g1.a1"
 
 
@@ -136,7 +136,7 @@ def test_a_chain_has_a_bound() -> None:
 
 
 def lost(root: Path) -> dict[str, str]:
-    return {one.path: one.reason for one in restore(root, Alone()).lost}
+    return {one.path: one.reason for one in restore(root, SingleRank()).lost}
 
 
 def test_base_of_a_long_chain_is_read_from_its_own_manifest(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_base_of_a_long_chain_is_read_from_its_own_manifest(tmp_path: Path) -> N
 def test_base_of_other_checkpoints_is_not_moved_away(chained: tuple[Path, Tensors]) -> None:
     root, tensors = chained
     flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # no delta reads this part
-    assert restore(root, Alone(), step=1).loaded is None
+    assert restore(root, SingleRank(), step=1).loaded is None
     assert verify(FolderStore(root), CheckpointName(step=1, attempt_id=ONE)).damaged
     assert not FolderStore(root).quarantine(CheckpointName(step=1, attempt_id=ONE), "one bit")
     assert (root / "step-1.g1.a1").is_dir()
@@ -190,7 +190,7 @@ def test_damage_where_no_byte_of_a_delta_lies_costs_it_nothing(tmp_path: Path) -
     touch(tensors, "scalar", 0)
     save(tmp_path, 3, tensors, chain)
     flip(tmp_path / "step-2.g1.a1" / "rank-0.safetensors", 4096)
-    assert restore(tmp_path, Alone()).lost == ()
+    assert restore(tmp_path, SingleRank()).lost == ()
     assert_is(tmp_path, 3, tensors)
 
 
@@ -219,7 +219,7 @@ def test_a_commit_is_full_again_when_a_link_of_the_chain_is_gone(tmp_path: Path)
         save(tmp_path, step, tensors, chain)
     shutil.rmtree(tmp_path / "step-1.g1.a1")
     save(tmp_path, 3, tensors, chain)
-    assert manifest(tmp_path, 3).stands_on == frozenset()
+    assert manifest(tmp_path, 3).depends_on == frozenset()
     assert_is(tmp_path, 3, tensors)
 
 
@@ -235,5 +235,5 @@ def test_what_failed_is_stood_on_by_nothing(tmp_path: Path, monkeypatch: pytest.
         patched.setattr(writer, "publish", full)
         assert not save(tmp_path, 2, tensors, chain).committed
     assert save(tmp_path, 3, tensors, chain).committed
-    assert manifest(tmp_path, 3).stands_on == {"step-1.g1.a1"}
+    assert manifest(tmp_path, 3).depends_on == {"step-1.g1.a1"}
     assert_is(tmp_path, 3, tensors)

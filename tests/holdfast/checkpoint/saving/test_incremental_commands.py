@@ -23,7 +23,7 @@ from delta_states import (
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.planner import Planner
@@ -52,7 +52,7 @@ def test_an_upload_takes_along_what_it_stands_on_and_keeps_it(tmp_path: Path) ->
         save(root, step, tensors, chain)
     newest = CheckpointName(step=3, attempt_id=ONE)
     assert uploader.upload(newest).arrived
-    assert uploader.tidy(newest) == ""
+    assert uploader.delete_replaced(newest) == ""
     assert there(tmp_path / "copies") == [1, 2, 3]
     shutil.rmtree(root)
     assert_is(tmp_path / "copies", 3, tensors)
@@ -121,10 +121,10 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             read=flat.read,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
-        writer.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), Alone(), chain=chain)
+        writer.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), SingleRank(), chain=chain)
     assert manifest(tmp_path / "ckpt", 2).version == 2
     assert main(["checkpoints", "export", str(tmp_path / "ckpt"), str(tmp_path / "w.safetensors")]) == 0
     found = safetensors.load_file(tmp_path / "w.safetensors")

@@ -26,7 +26,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
 from holdfast.checkpoint.tiers.settings import TierSettings, announced
@@ -39,7 +39,7 @@ def engine(root: Path, attempt: int, *, keep_last: int = 1, full_every: int = 3)
     made = CheckpointManager(
         root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=full_every
     )
-    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), SingleRank())
     found = made.restore()
     made.claim(step=found.step, attempt_id=found.attempt_id)
     return made
@@ -63,7 +63,7 @@ def test_another_attempt_begins_with_a_full_commit(tmp_path: Path) -> None:
     second = engine(tmp_path, 2, keep_last=9, full_every=9)
     second.save(snapshot(3, tensors, AttemptId(1, 2)))
     assert [
-        line.stands_on
+        line.depends_on
         for line in (
             manifest(tmp_path, 2),
             catalog.read_manifest(tmp_path, CheckpointName(step=3, attempt_id=AttemptId(1, 2))),
@@ -96,7 +96,7 @@ def beside_memory(root: Path, attempt: int = 1) -> CheckpointManager:
     made = CheckpointManager(
         root / "shared", keep_last=9, resume=Resume.ALWAYS, on_foreign=lambda _: None, full_every=9
     )
-    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=AttemptId(1, attempt), job_uid="job-1", publication="p", run_id="r"), SingleRank())
     made.enter_tiers({"memory": said}, [announced({"memory": said})], 0, lambda: None)
     return made
 
@@ -111,7 +111,7 @@ def both(tmp_path: Path) -> tuple[Path, Tensors]:
         touch(tensors, "wide", step * BLOCK)
         assert job.save_on(job.tiers[0], snapshot(step, tensors)).committed
         assert job.save(snapshot(step, tensors)).committed
-    assert manifest(tmp_path / "shared", 2).stands_on == {"step-1.g1.a1"}
+    assert manifest(tmp_path / "shared", 2).depends_on == {"step-1.g1.a1"}
     close(job)
     return tmp_path, tensors
 
@@ -217,7 +217,7 @@ def test_deltas_of_an_adapted_model_are_a_tenth_of_full_ones(tmp_path: Path) -> 
             fill=flat.fill,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
         )
         assert job.save(made).committed

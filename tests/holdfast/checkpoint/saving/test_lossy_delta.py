@@ -28,7 +28,7 @@ from lossy_states import (
 )
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import lossy_delta, writer
 from holdfast.checkpoint.saving.incremental import Chain
@@ -122,7 +122,7 @@ def test_restored_elements_are_within_the_threshold(
         assert_within(read(root, step, FORMS), saved, FORMS, threshold, FLOATS)
         assert found.bounds.keys() <= FLOATS
         assert set(found.bounds.values()) <= {threshold}
-        assert len(found.stands_on) < every
+        assert len(found.depends_on) < every
         assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).whole
     assert not list(root.glob("quarantine/*"))
 
@@ -149,7 +149,7 @@ def test_only_what_moved_further_than_the_threshold_is_written(lossy: tuple[Path
     assert (patch.count, patch.bound, second.version) == (200, 1e-3, 3)
     assert second.bounds == {"weight": 1e-3}
     assert second.own["rank-0.safetensors"].nbytes == 4096 + 200 * (4 + 4)
-    assert (second.parent, second.stands_on) == ("step-1.g1.a1", {"step-1.g1.a1"})
+    assert (second.parent, second.depends_on) == ("step-1.g1.a1", {"step-1.g1.a1"})
 
 
 def test_patch_is_based_on_exact_bytes_and_never_on_a_patch(lossy: tuple[Path, list[State]]) -> None:
@@ -199,7 +199,7 @@ def test_blocks_replace_a_patch_that_is_not_smaller(tmp_path: Path) -> None:
     assert (second.version, second.bounds) == (2, {})
     assert [patch.count for patch in third.tensors["weight"].patches] == [0]
     assert {chunk.file for chunk in third.tensors["weight"].chunks} == {"step-2.g1.a1/rank-0.safetensors"}
-    assert restore(tmp_path, Alone(), step=2).loaded is not None
+    assert restore(tmp_path, SingleRank(), step=2).loaded is not None
 
 
 def test_it_is_off_by_default(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_save_that_failed_is_no_base(tmp_path: Path, monkeypatch: pytest.Monke
 def test_rows_are_read_with_their_part_of_a_patch(lossy: tuple[Path, list[State]], rows: tuple[int, int]) -> None:
     root, _ = lossy
     whole = read(root, 3)["weight"]
-    loaded = restore(root, Alone(), step=3, select=lambda _: {"weight": rows}).loaded
+    loaded = restore(root, SingleRank(), step=3, select=lambda _: {"weight": rows}).loaded
     assert loaded is not None
     assert bytes(loaded.tensors["weight"]) == whole[rows[0] : rows[1]].tobytes()
 

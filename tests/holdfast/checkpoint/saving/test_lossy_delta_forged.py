@@ -22,7 +22,7 @@ from lossy_states import (
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import decode
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.access.commit_reader import Content
@@ -60,7 +60,7 @@ def refused(root: Path, why: str) -> None:
     tracemalloc.start()
     try:
         verdict = verify(FolderStore(root), CheckpointName(step=3, attempt_id=ONE))
-        found = restore(root, Alone())
+        found = restore(root, SingleRank())
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()

@@ -28,8 +28,8 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
-from holdfast.checkpoint.restore.lossy_delta import told
+from holdfast.checkpoint.ranks.exchange import SingleRank
+from holdfast.checkpoint.restore.lossy_delta import inexactness
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.snapshot import Snapshot
@@ -46,7 +46,7 @@ from holdfast.core.errors import UnknownFormatError
 
 
 def lost(root: Path) -> dict[str, str]:
-    return {one.path: one.reason for one in restore(root, Alone()).lost}
+    return {one.path: one.reason for one in restore(root, SingleRank()).lost}
 
 
 def flip(path: Path, offset: int) -> None:
@@ -83,7 +83,7 @@ def test_corruption_of_the_only_full_one_leaves_nothing(tmp_path: Path) -> None:
     save(tmp_path, 1, state, chain)
     save(tmp_path, 2, moved(state, 50, 0.3), chain)
     flip(tmp_path / "step-1.g1.a1" / "rank-0.safetensors", 5000)
-    found = restore(tmp_path, Alone())
+    found = restore(tmp_path, SingleRank())
     assert found.loaded is None
     assert {one.path for one in found.lost} == {"step-1.g1.a1", "step-2.g1.a1"}
 
@@ -97,7 +97,7 @@ def engine(root: Path, *, keep_last: int = 1, threshold: float = 1e-3) -> Checkp
         full_every=4,
         delta_threshold=threshold,
     )
-    made.enter(Attempt(attempt_id=ONE, job_uid="job-1", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=ONE, job_uid="job-1", publication="p", run_id="r"), SingleRank())
     found = made.restore()
     made.claim(step=found.step, attempt_id=found.attempt_id)
     return made
@@ -140,14 +140,14 @@ def test_only_model_weights_may_be_inexact(tmp_path: Path) -> None:
             fill=flat.fill,
             state={"objects": flat.tree, "counters": {}},
             data=None,
-            alone={},
+            per_rank={},
             numerics={},
             inexact=trained(objects, flat),
         )
         assert made.inexact == {"model/0.weight", "model/0.bias", "model/1.weight", "model/1.bias"}
         assert job.save(made).committed
     found = manifest(tmp_path, 3)
-    loaded = restore(tmp_path, Alone(), step=3).loaded
+    loaded = restore(tmp_path, SingleRank(), step=3).loaded
     assert loaded is not None
     assert found.bounds.keys() <= made.inexact
     assert "model/0.weight" in found.bounds
@@ -184,7 +184,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
 ) -> None:
     root, _ = lossy
     with caplog.at_level(logging.WARNING, "holdfast.checkpoint.reader"):
-        restore(root, Alone())
+        restore(root, SingleRank())
     said = "1 of 2 tensors are within 0.001 of the saved value, the others are exact"
     assert f"step-3.g1.a1 is not exact: {said}" in caplog.text
     assert main(["checkpoints", "show", str(root)]) == 0
@@ -194,7 +194,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     assert shown["inexact"] == said
     assert {tensor["name"]: tensor.get("bound") for tensor in shown["tensors"]} == {"weight": 1e-3, "moment": None}
     caplog.clear()
-    restore(root, Alone(), step=1)
+    restore(root, SingleRank(), step=1)
     assert "not exact" not in caplog.text
 
 
@@ -203,8 +203,8 @@ def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> N
     for step in (1, 2):
         state = moved(state, 10, 1e-6)
         save(tmp_path, step, state, chain, forms=forms)
-    assert told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of the saved value"
-    assert told(manifest(tmp_path, 1)) == ""
+    assert inexactness(manifest(tmp_path, 2)) == "all tensors are within 0.1 of the saved value"
+    assert inexactness(manifest(tmp_path, 1)) == ""
 
 
 def test_release_without_patch_support_refuses_them_by_name(
@@ -215,8 +215,8 @@ def test_release_without_patch_support_refuses_them_by_name(
     assert [manifest(root, step).version for step in (1, 2, 3)] == [1, 3, 3]
     monkeypatch.setattr(manifests, "_KNOWN", (1, 2))
     with pytest.raises(UnknownFormatError, match=r"version 3.*use a newer holdfast"):
-        restore(root, Alone())
-    assert restore(root, Alone(), step=1).loaded is not None
+        restore(root, SingleRank())
+    assert restore(root, SingleRank(), step=1).loaded is not None
     assert not (root / "quarantine").exists()
 
 
@@ -241,7 +241,7 @@ def test_copies_uploads_and_exports_have_what_a_restore_has(
         pace=Pace(None),
     )
     assert uploader.upload(name).arrived
-    assert uploader.tidy(name) == ""
+    assert uploader.delete_replaced(name) == ""
     assert [read(elsewhere / place, 3)["weight"].tobytes() for place in ("copy", "up")] == [whole, whole]
     assert main(["checkpoints", "export", str(root), str(elsewhere / "w.safetensors")]) == 0
     assert "step-3.g1.a1 is not exact" in capsys.readouterr().err

@@ -82,6 +82,6 @@ def zeros(specs: list[TensorSpec]) -> Snapshot:
         read=lambda piece: bytes(piece.nbytes),
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )

@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 
@@ -32,7 +32,7 @@ def snapshot(step: int, attempt_id: AttemptId) -> Snapshot:
         read=lambda piece: TENSORS[piece.spec.name],
         state={"objects": {"step": step}, "counters": {}},
         data=None,
-        alone={"rank": 0},
+        per_rank={"rank": 0},
         numerics={},
     )
 
@@ -43,7 +43,7 @@ def run(
     """Return the step from which the attempt resumed, then save `steps`."""
     attempt = Attempt(attempt_id=attempt_id, job_uid="job-1", publication="p1", run_id="run")
     engine = CheckpointManager(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
-    engine.enter(attempt, Alone())
+    engine.enter(attempt, SingleRank())
     found = engine.restore()
     engine.claim(step=found.step, attempt_id=found.attempt_id)
     for step in steps:

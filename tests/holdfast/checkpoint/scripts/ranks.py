@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import PeerLostError
@@ -92,7 +92,7 @@ def snapshot(kind: str, step: int, attempt_id: AttemptId) -> Snapshot:
         read=read,
         state={"objects": {"step": step}, "counters": {}},
         data=None,
-        alone={"step": step},
+        per_rank={"step": step},
         numerics={},
         inexact=frozenset({"inexact"} & forms.keys()),
     )
@@ -178,7 +178,7 @@ def attempt(wanted: dict[str, Any]) -> None:
     ends = socket.socketpair() if wanted["ranks"] == 2 else ()
     twins = [Twins(number, one, fated=wanted["fated"]) for number, one in enumerate(ends)]
     made: list[tuple[int, int, int]] = []
-    for number, exchange in enumerate(twins or [Alone()]):
+    for number, exchange in enumerate(twins or [SingleRank()]):
         own = [one.fileno() for n, one in enumerate(ends) if n != number]
         made.append(forked(wanted, exchange, [*own, *(fd for _, *fds in made for fd in fds)]))
     for one in (*twins, *ends):

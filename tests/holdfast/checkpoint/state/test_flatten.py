@@ -79,7 +79,7 @@ def test_all_dtypes_and_shapes_round_trip_at_any_world_size(
         read=flat.read,
         state={"objects": flat.tree},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )
     assert all(result.committed for result in world(writers, lambda exchange: save(root, snapshot, exchange)))
@@ -130,7 +130,7 @@ def test_large_tensors_are_split_over_ranks_and_joined_again(tmp_path: Path, wor
         read=flat.read,
         state={"objects": flat.tree},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )
     world(3, lambda exchange: save(tmp_path, snapshot, exchange))

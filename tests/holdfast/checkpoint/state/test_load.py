@@ -246,7 +246,7 @@ def test_a_whole_commit_loads_into_a_jobs_shards() -> None:
         flat.tree,
         tensors.__getitem__,
         sharding.part,
-        blank=lambda name: tensors[name].to("meta"),
+        on_meta=lambda name: tensors[name].to("meta"),
     )
 
     for whole, part in zip(model.parameters(), other.parameters(), strict=True):

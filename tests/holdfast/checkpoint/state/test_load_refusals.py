@@ -38,7 +38,7 @@ def test_object_refusing_its_state_leaves_all_unchanged(tmp_path: Path, kind: ty
 def test_number_beyond_float_is_refused_and_leaves_all_unchanged(tmp_path: Path) -> None:
     objects = {"a": Values(2), "b": Values(2)}
     with pytest.raises(StateError, match="saved state of 'b' does not fit"):
-        load_into(objects, {"a": 1, "b": {"$float": 10**400}}, unread, blank=unread)
+        load_into(objects, {"a": 1, "b": {"$float": 10**400}}, unread, on_meta=unread)
     assert [thing.state for thing in objects.values()] == [2, 2]
 
 
@@ -49,18 +49,18 @@ def test_other_errors_keep_their_type_and_leave_all_unchanged(error: Exception) 
 
     objects = {"a": Values(2), "b": Values(2)}
     with pytest.raises(type(error)):
-        load_into(objects, {"a": 1, "b": {"$tensor": "b"}}, gone, blank=unread)
+        load_into(objects, {"a": 1, "b": {"$tensor": "b"}}, gone, on_meta=unread)
     assert [thing.state for thing in objects.values()] == [2, 2]
 
 
 def test_factor_beyond_float_is_refused_before_any_change() -> None:
     with pytest.raises(StateError, match="counters or data position are not valid"):
-        _Side.read({"ramp": {"begin": 10**400, "target": 1.0, "since": 1}}, None, None)
+        _Side.read({"ramp": {"begin": 10**400, "target": 1.0, "since": 1}}, None)
 
 
 def test_a_load_that_is_interrupted_is_no_refusal() -> None:
     with pytest.raises(KeyboardInterrupt):
-        load_into({"a": Values(2, refuses=KeyboardInterrupt())}, {"a": 1}, unread, blank=unread)
+        load_into({"a": Values(2, refuses=KeyboardInterrupt())}, {"a": 1}, unread, on_meta=unread)
 
 
 def test_a_module_that_takes_old_names_still_may(tmp_path: Path) -> None:

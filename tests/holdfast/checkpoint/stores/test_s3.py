@@ -11,7 +11,7 @@ import pytest
 from s3_commits import Made, is_whole, once, upload
 
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.stores.objects.errors import Kind, pause, trouble_of
+from holdfast.checkpoint.stores.objects.errors import Kind, classify, pause
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
 from holdfast.checkpoint.stores.objects.store import ObjectStore
@@ -209,7 +209,7 @@ class Said(Exception):  # noqa: N818
     ],
 )
 def test_only_an_answer_that_it_is_not_there_is_damage(error: Exception, kind: Kind) -> None:
-    assert trouble_of(error).kind is kind
+    assert classify(error).kind is kind
 
 
 def test_pauses_grow_to_a_bound() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from s3_commits import Made, by_signed_address, is_whole, once, upload
 
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.objects.errors import Kind
 from holdfast.checkpoint.stores.objects.store import ObjectStore
@@ -64,7 +64,7 @@ def test_byte_flipped_in_transit_is_read_again_and_nothing_moved(
         return Flip(at=1, answer=True)
 
     proxy.plan = once_in_a_body
-    found = restore([through()], Alone(), job_uid="job-1")
+    found = restore([through()], SingleRank(), job_uid="job-1")
 
     assert (found.step, found.quarantined, len(flips)) == (7, (), 1)
     assert is_whole(s3_store, made)

@@ -23,7 +23,7 @@ from holdfast.checkpoint.stores.memory.slot import Slot, opened
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoCapacityError
 
 FILE = "rank-0.safetensors"
 BYTES = 100_000
@@ -38,9 +38,9 @@ def body(step: int, nbytes: int = BYTES) -> bytes:
     return bytes([step % 251]) * nbytes
 
 
-def commit(slot_set: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, promised: int = 0) -> None:
+def commit(slot_set: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, reserved: int = 0) -> None:
     spared = () if keep is None else [named(keep)]
-    writer = slot_set.begin(named(step), nbytes + 8192, keep=spared, job="job", promised=promised)
+    writer = slot_set.begin(named(step), nbytes + 8192, keep=spared, job="job", reserved=reserved)
     record = writer.write(FILE, [body(step, nbytes)], nbytes)
     writer.stage()
     chunk = Chunk(file=FILE, offset=0, nbytes=nbytes, start=(0,), shape=(nbytes,))
@@ -232,11 +232,11 @@ def test_when_others_free_memory_later_only_one_slot_is_created(
     kept = tmp_path / "for-lost.slot-0"
     kept.write_bytes(bytes(1 << 20))
     slot_set = SlotSet(tmp_path, "own-0", limit=2 << 20)
-    with pytest.raises(NoRoomError, match="1 MiB of 2 MiB are in use"):
+    with pytest.raises(NoCapacityError, match="1 MiB of 2 MiB are in use"):
         slot_set.begin(named(1), BYTES + 8192, keep=())
-    commit(slot_set, 1, promised=1 << 20)
+    commit(slot_set, 1, reserved=1 << 20)
     assert [path.name for path in sorted(tmp_path.glob("own-0.slot-?"))] == ["own-0.slot-0"]
-    with pytest.raises(NoRoomError, match="2 MiB of 2 MiB are in use"):
+    with pytest.raises(NoCapacityError, match="2 MiB of 2 MiB are in use"):
         commit(slot_set, 2, keep=1)
     slot.remove(kept)
     commit(slot_set, 2, keep=1)
@@ -245,8 +245,8 @@ def test_when_others_free_memory_later_only_one_slot_is_created(
 
 def test_what_does_not_fit_later_either_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "for-lost.slot-0").write_bytes(bytes(1 << 20))
-    with pytest.raises(NoRoomError, match="own-0 needs two slots"):
-        SlotSet(tmp_path, "own-0", limit=2 << 20).begin(named(1), BYTES, keep=(), promised=1)
+    with pytest.raises(NoCapacityError, match="own-0 needs two slots"):
+        SlotSet(tmp_path, "own-0", limit=2 << 20).begin(named(1), BYTES, keep=(), reserved=1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import incremental, writer
 from holdfast.checkpoint.saving.incremental import Chain
@@ -60,19 +60,19 @@ def snapshot(
         read=read,
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )
 
 
 def save(root: Path, step: int, tensors: Tensors, chain: Chain, exchange: Exchange | None = None) -> SaveResult:
-    mine = exchange or Alone()
+    mine = exchange or SingleRank()
     staged = stage(snapshot(step, tensors), Arena(), Planner(), rank=mine.rank, size=mine.size)
     return writer.commit(root, staged, mine, chain=chain)
 
 
 def read(root: Path, step: int | None = None) -> Any:
-    return restore(root, Alone(), step=step).loaded
+    return restore(root, SingleRank(), step=step).loaded
 
 
 def assert_is(root: Path, step: int, tensors: Tensors) -> None:

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName, tensors_file
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import Chunk, TensorRecord
 from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
@@ -160,7 +160,7 @@ def slot_of(folder: Path, raw: bytes) -> str:
             said.append(f"{store.manifest(name).step}")
             with store.open(name, TENSORS) as source:
                 source.read_into(0, memoryview(bytearray(min(source.nbytes, 1 << 20))))
-        loaded = restore([store], Alone(), job_uid="job").loaded
+        loaded = restore([store], SingleRank(), job_uid="job").loaded
         assert loaded is None or bytes(loaded.tensors["x"]) == BODY
         return f"{'restored' if loaded else 'not restored'}: of {len(commits)}"
 

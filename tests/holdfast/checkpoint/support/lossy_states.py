@@ -13,7 +13,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.incremental import Chain
@@ -49,7 +49,7 @@ def snapshot(step: int, state: State, forms: Forms, inexact: frozenset[str], att
         read=read,
         state={"objects": {"model": {"w": {"$tensor": "weight"}}} if "weight" in forms else {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
         inexact=inexact,
     )
@@ -65,7 +65,7 @@ def save(
     forms: Forms = WEIGHT,
     inexact: frozenset[str] = frozenset({"weight"}),
 ) -> SaveResult:
-    mine = exchange or Alone()
+    mine = exchange or SingleRank()
     staged = stage(snapshot(step, state, forms, inexact), Arena(), Planner(), rank=mine.rank, size=mine.size)
     return writer.commit(root, staged, mine, chain=chain)
 
@@ -75,7 +75,7 @@ def manifest(root: Path, step: int) -> Manifest:
 
 
 def read(root: Path, step: int | None = None, forms: Forms = WEIGHT) -> State:
-    loaded = restore(root, Alone(), step=step).loaded
+    loaded = restore(root, SingleRank(), step=step).loaded
     assert loaded is not None
     assert step in (None, loaded.name.step)
     return {

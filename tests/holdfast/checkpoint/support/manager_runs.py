@@ -11,7 +11,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.manager import NO_RULES, CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.core.attempt import AttemptId, Claim
 
 JOB = "job-1"
@@ -40,7 +40,7 @@ class Run:
         self.engine = CheckpointManager(
             root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend, rules=rules
         )
-        self.engine.enter(attempt, Alone())
+        self.engine.enter(attempt, SingleRank())
         self.found = self.engine.restore()
         self.claim = self.engine.claim(step=self.found.step, attempt_id=self.found.attempt_id)
 

@@ -12,7 +12,7 @@ from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.durable_files import Buffer
 from holdfast.checkpoint.stores.folder import FolderIncoming
 from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder
-from holdfast.checkpoint.stores.memory.peer_client import room_for
+from holdfast.checkpoint.stores.memory.peer_client import space_for
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 
@@ -47,7 +47,7 @@ class MemoryIncoming:
         return digester.record()
 
     def publish(self, manifest: Manifest) -> None:
-        room = room_for(map(len, self._files.values()), len(encode(manifest)))
+        room = space_for(map(len, self._files.values()), len(encode(manifest)))
         slots = SlotSet(self._folder, "own-0")
         writer = slots.begin(self._name, room, keep=(), job=manifest.job_uid)
         for file, data in self._files.items():

@@ -14,6 +14,6 @@ def snapshot(step: int, attempt_id: AttemptId) -> Snapshot:
         read=lambda piece: b"",
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )

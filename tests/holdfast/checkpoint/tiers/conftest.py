@@ -26,7 +26,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Nodes with a long limit for greetings, for busy machines."""
     made: list[Nodes] = []
     for module in (peers, peer_server):
-        monkeypatch.setattr(module, "GREETING_SECONDS", 240.0)
+        monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 240.0)
 
     def make(names: str, **settings: Any) -> Nodes:
         made.append(Nodes(tmp_path, names, **settings))

@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.writer import save
@@ -48,7 +48,7 @@ def snapshot_of(step: int, rank: int, attempt_id: AttemptId = FIRST, job: str = 
         read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={"rank": rank},
+        per_rank={"rank": rank},
         numerics={},
         job_uid=job,
         publication="p",
@@ -238,19 +238,19 @@ def test_what_a_claim_cut_off_is_not_spared(tmp_path: Path) -> None:
     """Otherwise, a checkpoint beyond the claim would stay permanently, and the one that training resumed from
     would be deleted."""
     disks = Disks(tmp_path, "a")
-    disks.saves(Alone(), snapshot_of(9, 0))
+    disks.saves(SingleRank(), snapshot_of(9, 0))
     claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=3, from_attempt_id=FIRST)
     terms = FencingContext(claims=(claim,), job_uid="job", resume=Resume.ALWAYS)
-    (result,) = disks.saves(Alone(), snapshot_of(4, 0, AttemptId(1, 2)), terms=terms)
+    (result,) = disks.saves(SingleRank(), snapshot_of(4, 0, AttemptId(1, 2)), terms=terms)
     assert result.committed
     assert LocalStore(disks.folder("a")).commits() == (CheckpointName(step=4, attempt_id=AttemptId(1, 2)),)
 
 
 def test_data_of_another_job_is_not_read_and_is_overwritten(tmp_path: Path) -> None:
     disks = Disks(tmp_path, "a")
-    disks.saves(Alone(), snapshot_of(9, 0, job="another"))
-    assert disks.restored(Alone()).loaded is None
-    disks.saves(Alone(), snapshot_of(1, 0))
+    disks.saves(SingleRank(), snapshot_of(9, 0, job="another"))
+    assert disks.restored(SingleRank()).loaded is None
+    disks.saves(SingleRank(), snapshot_of(1, 0))
     assert [name.step for name in LocalStore(disks.folder("a")).commits()] == [1]
 
 
@@ -290,27 +290,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
 def test_full_disk_fails_the_save_and_keeps_the_previous_one(tmp_path: Path, small_disk: Path) -> None:
     disks = Disks(tmp_path, "a")
-    (first,) = disks.saves(Alone(), snapshot_of(1, 0))
+    (first,) = disks.saves(SingleRank(), snapshot_of(1, 0))
     assert first.committed, first.message
     (small_disk / "of-others").write_bytes(bytes(4 << 20))
-    (second,) = disks.saves(Alone(), snapshot_of(2, 0))
+    (second,) = disks.saves(SingleRank(), snapshot_of(2, 0))
     assert not second.committed
     assert "No space left" in second.message
     assert "free space on the node's disk" in second.message
     assert second.cause == "Full"
     assert not second.full, "there is one that is good: training goes on"
-    found = disks.restored(Alone())
+    found = disks.restored(SingleRank())
     assert (found.step, content(found)) == (1, tensors(1))
     (small_disk / "of-others").unlink()
-    (third,) = disks.saves(Alone(), snapshot_of(3, 0))
+    (third,) = disks.saves(SingleRank(), snapshot_of(3, 0))
     assert third.committed, third.message
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_read_only_disk_fails_the_save_by_that_name(tmp_path: Path, small_disk: Path) -> None:
     disks = Disks(tmp_path, "a")
-    assert disks.saves(Alone(), snapshot_of(1, 0))[0].committed
+    assert disks.saves(SingleRank(), snapshot_of(1, 0))[0].committed
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    (second,) = disks.saves(Alone(), snapshot_of(2, 0))
+    (second,) = disks.saves(SingleRank(), snapshot_of(2, 0))
     assert (second.committed, second.cause, second.full) == (False, "ReadOnly", False)
-    assert disks.restored(Alone()).step == 1
+    assert disks.restored(SingleRank()).step == 1

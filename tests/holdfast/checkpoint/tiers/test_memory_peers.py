@@ -73,7 +73,7 @@ def test_killed_sender_leaves_old_copies_and_its_slot_is_reused(
             wire.send_file(replace(places[0], nbytes=places[0].nbytes // 2))
             raise ConnectionError("killed")
 
-        peer.ask({"op": "put", **copy.to_json()}, some)
+        peer.call({"op": "put", **copy.to_json()}, some)
 
     with monkeypatch.context() as patch:
         patch.setattr(peers, "send", killed)
@@ -96,7 +96,7 @@ def test_silent_peer_fails_no_training_after_the_attempt_ended(tmp_path: Path) -
     peer = Peer(Neighbour(node="b", pod="b", host="127.0.0.1", port=silent.getsockname()[1]), KEY, check)
     over.set()
     with pytest.raises(PeerLostError):
-        peer.ask({"op": "list", "jobs": None})
+        peer.call({"op": "list", "jobs": None})
     silent.close()
 
 
@@ -118,7 +118,7 @@ def test_rank_asks_one_node_for_no_more_than_its_limit_at_once(
             now[0] -= 1
 
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: there.ask({"op": "list", "jobs": None}, count), range(6)))
+        answers = list(pool.map(lambda _: there.call({"op": "list", "jobs": None}, count), range(6)))
     assert len(answers) == 6
     assert most == [asked]
 
@@ -126,9 +126,9 @@ def test_rank_asks_one_node_for_no_more_than_its_limit_at_once(
 def test_who_lacks_the_key_reads_nothing(nodes: Callable[..., Nodes]) -> None:
     made = nodes("a")
     with pytest.raises(CheckpointError, match="a on a: "):
-        Peer(made.at["a"], b"x" * 32).ask({"op": "list", "jobs": None})
+        Peer(made.at["a"], b"x" * 32).call({"op": "list", "jobs": None})
     assert PeerStore(Peer(made.at["a"], b"x" * 32)).commits() == ()
-    assert made.servers["a"].strangers >= 2
+    assert made.servers["a"].rejected >= 2
 
 
 def test_silent_connections_keep_nobody_from_a_memory(nodes: Callable[..., Nodes]) -> None:
@@ -137,13 +137,13 @@ def test_silent_connections_keep_nobody_from_a_memory(nodes: Callable[..., Nodes
     with contextlib.ExitStack() as kept:
         for _ in range(100):
             kept.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
-        assert server.strangers >= 100 - 64
+        assert Peer(made.at["a"], KEY).call({"op": "list", "jobs": None}) == {"commits": []}
+        assert server.rejected >= 100 - 64
 
 
-@pytest.mark.parametrize(("sent", "strangers"), [(b"", 0), (b"x", 1)])
+@pytest.mark.parametrize(("sent", "rejected"), [(b"", 0), (b"x", 1)])
 def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(
-    nodes: Callable[..., Nodes], sent: bytes, strangers: int
+    nodes: Callable[..., Nodes], sent: bytes, rejected: int
 ) -> None:
     server = nodes("a").servers["a"]
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
@@ -151,7 +151,7 @@ def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(
         stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(4096):
             pass
-    assert server.strangers == strangers
+    assert server.rejected == rejected
 
 
 def drip(stranger: socket.socket) -> None:
@@ -166,12 +166,12 @@ def test_a_stranger_who_drips_bytes_is_hung_up_on(
     made = nodes("a")
     address = ("127.0.0.1", made.at["a"].port)
     with monkeypatch.context() as hasty:
-        hasty.setattr(peer_server, "GREETING_SECONDS", 0.2)
+        hasty.setattr(peer_server, "HANDSHAKE_SECONDS", 0.2)
         with socket.create_connection(address, timeout=240) as stranger:
             stranger.sendall(b"\0\0\4\0")
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 drip(stranger)
-    assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
+    assert Peer(made.at["a"], KEY).call({"op": "list", "jobs": None}) == {"commits": []}
 
 
 def test_invalid_request_with_a_valid_key_ends_one_connection(nodes: Callable[..., Nodes]) -> None:
@@ -184,8 +184,8 @@ def test_invalid_request_with_a_valid_key_ends_one_connection(nodes: Callable[..
     ]
     for request in wrong:
         with pytest.raises(CheckpointError):
-            Peer(made.at["a"], KEY).ask(request)
-    assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
+            Peer(made.at["a"], KEY).call(request)
+    assert Peer(made.at["a"], KEY).call({"op": "list", "jobs": None}) == {"commits": []}
     assert list(made.folders["a"].iterdir()) == []
 
 

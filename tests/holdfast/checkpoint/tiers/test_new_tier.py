@@ -13,11 +13,11 @@ import pytest
 from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import Restored
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged
@@ -51,7 +51,7 @@ class ShelfTier:
         return step % self._interval == 0
 
     def pace(self) -> Pace:
-        return UNHINDERED
+        return UNLIMITED
 
     def save(
         self,
@@ -91,7 +91,7 @@ def manager(root: Path, tier: ShelfTier, attempt: AttemptId = FIRST) -> Checkpoi
     made = CheckpointManager(
         root / "shared", keep_last=2, resume=Resume.ALWAYS, on_foreign=lambda _: None, tiers=[tier]
     )
-    made.enter(Attempt(attempt_id=attempt, job_uid="job", publication="p", run_id="r"), Alone())
+    made.enter(Attempt(attempt_id=attempt, job_uid="job", publication="p", run_id="r"), SingleRank())
     said = settings(root)
     made.enter_tiers(said, [announced(said)], 0, lambda: None)
     return made
@@ -104,7 +104,7 @@ def snapshot(step: int, attempt_id: AttemptId = FIRST) -> Snapshot:
         read=lambda piece: bytes([step]) * piece.nbytes,
         state={"objects": {}, "counters": {}},
         data=None,
-        alone={},
+        per_rank={},
         numerics={},
     )
 

@@ -88,7 +88,7 @@ def test_old_copies_go_only_after_enough_new_ones_arrived(source: FolderStore, t
     held = []
     for step in (1, 2, 3):
         assert uploads.upload(name(step)).arrived
-        assert uploads.tidy(name(step)) == ""
+        assert uploads.delete_replaced(name(step)) == ""
         held.append(sorted(found.step for found in target.commits()))
     assert held == [[1], [1, 2], [2, 3]]
 
@@ -110,7 +110,7 @@ def test_a_copy_that_a_claim_fences_stays_for_a_day(
         commit(root, step, {"w": bytes(8)}, again)
         newest = CheckpointName(step=step, attempt_id=again)
         assert uploads.upload(newest).arrived
-        assert uploads.tidy(newest) == ""
+        assert uploads.delete_replaced(newest) == ""
         held.append(sorted(found.step for found in target.commits()))
     assert held == [[3, 4], [3, 5], [6]]
 
@@ -127,7 +127,7 @@ def test_best_copies_by_a_metric_stay_if_measured_later(
     held = []
     for step in (1, 2, 3, 4):
         assert uploads.upload(name(step)).arrived
-        assert uploads.tidy(name(step)) == ""
+        assert uploads.delete_replaced(name(step)) == ""
         held.append(sorted(found.step for found in target.commits()))
     assert held == [[1], [1, 2], [1, 2, 3], [2, 3, 4]], "what step 4 measured is told by no commit yet"
 
@@ -138,7 +138,7 @@ def test_second_process_deletes_only_what_it_has_replaced(source: FolderStore, t
     fresh = uploader(source, target, keep_last=2)
     fresh.upload(name(3))
 
-    fresh.tidy(name(3))
+    fresh.delete_replaced(name(3))
 
     assert len(target.commits()) == 3
 

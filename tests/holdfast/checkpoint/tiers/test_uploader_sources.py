@@ -16,13 +16,13 @@ import pytest
 from uploads import name, uploader
 
 from holdfast.checkpoint.attempt_info import Attempt
-from holdfast.checkpoint.folder.upload_marker import held, on_its_way
+from holdfast.checkpoint.folder.upload_marker import held, uploading_checkpoint
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import UPLOADING, CheckpointName
 from holdfast.checkpoint.io.rate_limit import Pace
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores import fallback
@@ -57,13 +57,13 @@ class Busy(Pace):
 
 def snapshot(step: int) -> Snapshot:
     return Snapshot(
-        name=name(step), specs=[], read=lambda piece: b"", state={"objects": {}}, data=None, alone={}, numerics={}
+        name=name(step), specs=[], read=lambda piece: b"", state={"objects": {}}, data=None, per_rank={}, numerics={}
     )
 
 
 def training(root: Path, *, keep_last: int) -> CheckpointManager:
     engine = CheckpointManager(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None)
-    engine.enter(Attempt(attempt_id=AttemptId(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(1, 1), job_uid="job-1", publication="p1", run_id="r"), SingleRank())
     engine.claim(step=0, attempt_id=None)
     return engine
 
@@ -120,21 +120,21 @@ def test_an_uploader_takes_back_only_its_own_word(tmp_path: Path) -> None:
     with held(tmp_path, name(1)):
         other = held(tmp_path, name(2))
         other.__enter__()
-    assert on_its_way(tmp_path) == name(2)
+    assert uploading_checkpoint(tmp_path) == name(2)
 
 
 def test_a_folder_behind_a_link_is_heeded_as_well(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with held(tmp_path / "real", name(1)):
-        assert on_its_way(tmp_path / "link") == name(1)
+        assert uploading_checkpoint(tmp_path / "link") == name(1)
 
 
 def test_a_volume_that_takes_no_word_holds_up_no_copy(tmp_path: Path) -> None:
     with held(tmp_path / "missing", name(1)):
-        assert on_its_way(tmp_path / "missing") is None
+        assert uploading_checkpoint(tmp_path / "missing") is None
     (tmp_path / UPLOADING).write_bytes(b"\xff nonsense")
-    assert on_its_way(tmp_path) is None
+    assert uploading_checkpoint(tmp_path) is None
 
 
 class Deleting(Pace):
@@ -235,7 +235,7 @@ def test_unreadable_folder_is_reported_and_its_old_copies_stay(source: FolderSto
     assert all(uploads.upload(name(step)).arrived for step in (1, 2))
     uploads.target = Unreadable(target, at=1)  # type: ignore[arg-type,assignment]
     uploads._ages = Ages(uploads.target)
-    assert "Stale file handle" in uploads.tidy(name(2))
+    assert "Stale file handle" in uploads.delete_replaced(name(2))
     assert set(target.commits()) == {name(1), name(2)}
 
 
@@ -299,7 +299,7 @@ def test_a_job_whose_shared_tier_is_lost_goes_on_from_the_copies(
     engine = CheckpointManager(
         tmp_path / "fresh", keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, copies=target.url
     )
-    engine.enter(Attempt(attempt_id=AttemptId(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
+    engine.enter(Attempt(attempt_id=AttemptId(2, 1), job_uid="job-1", publication="p2", run_id="r"), SingleRank())
 
     found = engine.restore()
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.stores.memory.peer_server import PeerServer
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.checkpoint.tiers.settings import TierSettings
-from holdfast.cli.checkpoints.access.node_store import near_store
+from holdfast.cli.checkpoints.access.node_store import open_node_store
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId
 
@@ -42,7 +42,7 @@ def snapshot_of(step: int, rank: int) -> Snapshot:
         read=lambda piece: DATA[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
         state={"objects": {"model": {"a": {"$tensor": "model/a"}, "b": {"$tensor": "model/b"}}}, "counters": {}},
         data=None,
-        alone={"rank": rank},
+        per_rank={"rank": rank},
         numerics={},
         job_uid="job",
         publication="p",
@@ -166,7 +166,7 @@ def test_checkpoint_overwritten_meanwhile_is_gone_not_corrupt(
     memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = memory(3, copies=True)
-    store = near_store(folder)
+    store = open_node_store(folder)
     assert store is not None
     here = store.here
 
@@ -184,20 +184,20 @@ def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
     memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = memory(3, copies=True)
-    store = near_store(folder)
+    store = open_node_store(folder)
     assert store is not None
-    (shelf,) = store._shelves
+    (rank_folder,) = store._rank_folders
     asked: list[str] = []
 
     def has(name: CheckpointName, file: str) -> bool:
-        found = shelf.has(name, file)
+        found = rank_folder.has(name, file)
         if not asked:  # between the two files of a rank
             for path in folder.glob("launcher-0/own-*.slot-*"):
                 path.unlink()
         asked.append(file)
         return found
 
-    monkeypatch.setattr(store, "_shelves", [replace(shelf, has=has)])
+    monkeypatch.setattr(store, "_rank_folders", [replace(rank_folder, has=has)])
     assert verify(store, CheckpointName(step=3, attempt_id=AttemptId(1, 1))).gone
     assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
@@ -207,12 +207,12 @@ def test_memory_is_never_corrupt_while_a_job_saves_every_step(memory: Callable[.
     trains.start()
     verdicts = []
     while trains.is_alive():
-        store = near_store(tmp_path / "a")
+        store = open_node_store(tmp_path / "a")
         verdicts += [verify(store, name) for name in (store.commits() if store else ())]
     trains.join()
     assert verdicts
     assert [verdict.damages for verdict in verdicts if verdict.damaged] == []
-    store = near_store(tmp_path / "a")  # most of them were overwritten during the read
+    store = open_node_store(tmp_path / "a")  # most of them were overwritten during the read
     assert store is not None
     assert verify(store, store.commits()[-1]).whole
 

@@ -14,7 +14,7 @@ from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.cli.checkpoints.main import main
 from holdfast.core.attempt import AttemptId
 from holdfast.launcher.rendezvous.folder_lock import hold
@@ -37,7 +37,7 @@ class Run:
         self.attempt_id = attempt_id
         publication = f"p{attempt_id.generation}"
         self.engine.enter(
-            Attempt(attempt_id=attempt_id, job_uid="job-1", publication=publication, run_id="run"), Alone()
+            Attempt(attempt_id=attempt_id, job_uid="job-1", publication=publication, run_id="run"), SingleRank()
         )
         me = {"node": "n", "pod": "w", "host": "127.0.0.1", "port": 1}
         said = {"limit": None, "interval": 1, "perSecond": None, "peerInterval": None, "inFlight": None}
@@ -113,7 +113,7 @@ def test_command_killed_after_its_claim_can_be_repeated(
     def refuses(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(catalog, "set_aside", refuses)
+    monkeypatch.setattr(catalog, "move_to_quarantine", refuses)
     assert main(["rewind", str(root), "--step", "10"]) == 3
     assert "resumes from step-10.g1.a1, but step-20.g1.a1 cannot be moved" in capsys.readouterr().err
     monkeypatch.undo()

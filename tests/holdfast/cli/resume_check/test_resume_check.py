@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from holdfast.cli.checkpoints.diff import Difference
 from holdfast.cli.main import main
+from holdfast.cli.resume_check import run
+from holdfast.cli.resume_check.options import Plan
+from holdfast.cli.resume_check.report import of_script
+from holdfast.core.errors import CheckError, CorruptCheckpointError
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "resumed.py"
 HOLDFAST = (sys.executable, "-m", "holdfast")
@@ -21,7 +30,7 @@ Checked = Callable[..., subprocess.CompletedProcess[str]]
 def checked(tmp_path: Path, short_path: Path) -> Checked:
     """Run the command with a kind of script."""
 
-    def run(kind: str, *options: str, max_steps: int = 1000) -> subprocess.CompletedProcess[str]:
+    def start(kind: str, *options: str, max_steps: int = 1000) -> subprocess.CompletedProcess[str]:
         script = [sys.executable, str(SCRIPT), kind, str(max_steps), str(tmp_path / "own")]
         ended = subprocess.run(
             [*HOLDFAST, "resume-check", "--steps", "4", *options, "--", *script],
@@ -34,7 +43,7 @@ def checked(tmp_path: Path, short_path: Path) -> Checked:
         assert not list(short_path.glob("holdfast-check-*"))
         return ended
 
-    return run
+    return start
 
 
 def test_exact_restart_of_two_ranks(checked: Checked) -> None:
@@ -43,6 +52,7 @@ def test_exact_restart_of_two_ranks(checked: Checked) -> None:
     assert "equal: 4 steps, and 2 steps, a restart and 2 steps, end with the same 16 tensors" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_state_that_is_not_managed_is_found_at_the_first_step_after_the_restart(checked: Checked) -> None:
     ended = checked("left-out")
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -51,6 +61,7 @@ def test_state_that_is_not_managed_is_found_at_the_first_step_after_the_restart(
     assert "not in job.manage()" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_script_without_a_seed_is_not_blamed_on_the_restart(checked: Checked) -> None:
     ended = checked("unseeded")
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -99,3 +110,44 @@ def test_script_that_saves_nothing_ends_with_the_patience(short_path: Path) -> N
 def test_arguments_that_are_not_valid(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume-check", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [([1.0, -2.0], [1.0, 1.5], 3.5), ([1.0, math.nan], [1.0, 2.0], None), ([math.inf], [1.0], None)],
+)
+def test_the_largest_difference_is_a_finite_number(
+    ours: list[float], theirs: list[float], expected: float | None
+) -> None:
+    one, other = (
+        SimpleNamespace(
+            manifest=SimpleNamespace(tensors={"w": SimpleNamespace(dtype="F32")}),
+            tensor=lambda _, values=values: bytearray(array("f", values).tobytes()),
+        )
+        for values in (ours, theirs)
+    )
+    assert run._largest(one, other, "w") == expected  # type: ignore[arg-type]
+
+
+def test_a_step_without_a_checkpoint_is_named_with_the_end_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "log").write_text("".join(f"line {number} {'x' * 1000}\n" for number in range(1000)) + "disk full\n")
+    made = run._Run(tmp_path, Plan(steps=4, timeout=1, script=()), {})
+    with pytest.raises(CheckError, match=r"^the checkpoint of step 3 was not written") as raised:
+        made.content(3)
+    assert "\n  | disk full" in str(raised.value)
+    assert len(str(raised.value)) < 1 << 16
+
+
+def test_generators_and_their_seeds_are_not_of_the_script() -> None:
+    paths = ("state.failures.0", "state.rank-0", "state.streams.ranks.0.numpy", "state.counters.skipped")
+    found = Difference(added=(), missing=(), shapes=(), dtypes=(), changed=(), state=paths, same=2)
+    assert of_script(found).state == ("state.counters.skipped",)
+
+
+def test_an_error_of_a_checkpoint_is_a_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_find", Mock(side_effect=CorruptCheckpointError("a chunk has other bytes")))
+    assert run.check(Plan(steps=4, timeout=1, script=()), {}) == 2
+    assert capsys.readouterr().out == "resume-check: a chunk has other bytes\n"

@@ -102,12 +102,70 @@ def test_restore_from_a_tier_is_written_once_with_its_loss(run: Run) -> None:
     assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline.render(timeline.read(run.path))
 
 
+@pytest.mark.parametrize("majority", [True, False])
+def test_divergence_is_written_once_for_all_ranks(run: Run, majority: bool) -> None:
+    told = {"step": 8, "ranks": [1, 2], "majority": majority, "tensor": "model/weight"}
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "diverged", told)
+    (line,) = (line for line in run.lines if line["kind"] == "divergence")
+    assert (line["step"], line["ranks"], line["tensor"], line["repaired"]) == (8, [1, 2], "model/weight", majority)
+    outcome = "repaired" if majority else "no state has a majority"
+    shown = timeline.render(timeline.read(run.path))
+    assert f"step 8: rank 1, 2 differs, first in model/weight; {outcome}" in shown
+
+
 def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:
     told = {"step": 20, "tier": "shared", "result": "Failed", "seconds": 0.1, "cause": "Full"}
     for pid in (31, 32):
         run.chronicle.heard(pid, "checkpoint", told)
     assert [line.get("cause") for line in run.lines if line["kind"] == "checkpoint"] == [None, "Full"]
     assert "step 20 shared: Failed (Full)" in timeline.render(timeline.read(run.path))
+
+
+def test_skipped_steps_and_roll_backs_are_written_once_for_all_ranks(run: Run) -> None:
+    run.chronicle.heard(32, "hello", {"localRank": 1})
+    for step, lowered in ((17, False), (18, True)):
+        for pid in (31, 32):
+            run.chronicle.heard(pid, "skipped", {"step": step, "lowered": lowered})
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "rolledBack", {"step": 18, "message": "the job rolls back", "samples": 128})
+    told = [{name: line[name] for name in line if name != "t"} for line in run.lines[-3:]]
+    assert told == [
+        {"kind": "skipped", "step": 17, "lowered": False},
+        {"kind": "skipped", "step": 18, "lowered": True},
+        {"kind": "rollback", "step": 18, "samples": 128},
+    ]
+    shown = timeline.render(timeline.read(run.path))
+    assert "skipped    step 17\n" in shown
+    assert "skipped    step 18; the learning rate is lowered\n" in shown
+    assert "rollback   after step 18; 128 samples are excluded" in shown
+
+
+def test_spike_is_written_once_for_all_ranks(run: Run) -> None:
+    run.chronicle.heard(32, "hello", {"localRank": 1})
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "spike", {"step": 17, "quantity": "loss", "value": 9.5, "usual": 2.0})
+    assert [line["kind"] for line in run.lines].count("spike") == 1
+    assert "spike      step 17; the loss is 9.5, usually 2.0" in timeline.render(timeline.read(run.path))
+
+
+def test_skipped_samples_are_written_once_with_their_errors(run: Run) -> None:
+    run.chronicle.heard(32, "hello", {"localRank": 1})
+    samples = [{"sample": 7204, "rank": 1, "step": 17, "error": "OSError: [Errno 5] Input/output error"}]
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "badSamples", {"step": 17, "number": 1, "samples": samples})
+    assert [line["kind"] for line in run.lines].count("unreadable") == 1
+    shown = timeline.render(timeline.read(run.path))
+    assert "step 17; cannot be read: sample 7204 (rank 1, OSError: [Errno 5] Input/output error)" in shown
+
+
+def test_each_rank_that_is_out_of_gpu_memory_is_named(run: Run) -> None:
+    for pid, micro_batch in ((31, 0), (32, 4)):
+        body = {"step": 17, "rank": pid - 31, "microBatch": micro_batch, "message": "rank 0 is out of GPU memory"}
+        run.chronicle.heard(pid, "outOfMemory", body)
+    shown = timeline.render(timeline.read(run.path))
+    assert "rank 0 after step 17; the step is repeated with empty caches" in shown
+    assert "rank 1 after step 17; the step is repeated with micro-batches of size 4" in shown
 
 
 def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
@@ -117,6 +175,16 @@ def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
     (line,) = (line for line in run.lines if line["kind"] == "restore")
     assert line["inexact"] == near
     assert f"step 4 from /ckpt; {near}" in timeline.render(timeline.read(run.path))
+
+
+def test_slow_ranks_are_written_when_they_change(run: Run) -> None:
+    slow = {"rank": 1, "seconds": 0.41, "medianSeconds": 0.12, "activity": "compute"}
+    run.chronicle.heard(31, "slowRanks", {"ranks": [slow]})
+    run.chronicle.heard(31, "slowRanks", {"ranks": []})
+    assert [line["ranks"] for line in run.lines if line["kind"] == "slow"] == [[slow], []]
+    shown = timeline.render(timeline.read(run.path))
+    assert "rank 1 (0.41 s per step, median 0.12 s)" in shown
+    assert "no rank any more" in shown
 
 
 def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> None:

@@ -129,12 +129,12 @@ GOING = st.sampled_from([frozenset[str](), frozenset({OWN}), frozenset({OTHER}),
 SOON = st.floats(0, 300)
 
 
-@given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10), going=GOING)
+@given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10), leaving=GOING)
 def test_planned_work_after_other_saves_ends_within_the_share(
-    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, leaving: frozenset[str]
 ) -> None:
     """The time includes everything that is written earlier."""
-    made = plan(tiers, notice, wait=wait, going=going)
+    made = plan(tiers, notice, wait=wait, leaving=leaving)
     at = wait
     for one in (one for one in tiers if one.name in made.tiers):
         if one.seconds is None:
@@ -143,45 +143,45 @@ def test_planned_work_after_other_saves_ends_within_the_share(
         assert not made.certain or at <= SHARE * notice * (1 + 1e-9)
 
 
-@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
+@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), leaving=GOING)
 def test_plan_is_certain_only_with_a_tier_in_time_that_survives(
-    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, leaving: frozenset[str]
 ) -> None:
-    made = plan(tiers, notice, wait=wait, going=going)
+    made = plan(tiers, notice, wait=wait, leaving=leaving)
     at: float | None = wait
     counted = []
     for one in (one for one in tiers if one.name in made.tiers):
         at = None if at is None or one.seconds is None else at + one.seconds
-        counted += [one.name] if at is not None and at <= SHARE * notice and one.node not in going else []
+        counted += [one.name] if at is not None and at <= SHARE * notice and one.node not in leaving else []
     assert made.certain == bool(counted)
 
 
-@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
+@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), leaving=GOING)
 def test_tier_lost_with_the_node_is_used_only_if_due_or_a_source(
-    tiers: list[TierEstimate], notice: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, wait: float, leaving: frozenset[str]
 ) -> None:
-    made = plan(tiers, notice, wait=wait, going=going)
+    made = plan(tiers, notice, wait=wait, leaving=leaving)
     sources = {one.source for one in tiers if one.name in made.tiers}
     for one in tiers:
-        if one.name in made.tiers and one.node in going:
+        if one.name in made.tiers and one.node in leaving:
             assert one.due or one.name in sources
     assert {one.name for one in tiers if one.due} <= set(made.tiers)
 
 
-@given(tiers=worlds(), notice=SOON, more=SOON, wait=st.floats(0, 10), going=GOING)
+@given(tiers=worlds(), notice=SOON, more=SOON, wait=st.floats(0, 10), leaving=GOING)
 def test_longer_notice_removes_no_tier_from_a_certain_plan(
-    tiers: list[TierEstimate], notice: float, more: float, wait: float, going: frozenset[str]
+    tiers: list[TierEstimate], notice: float, more: float, wait: float, leaving: frozenset[str]
 ) -> None:
     """The memory and peer tiers are included."""
-    short = plan(tiers, notice, wait=wait, going=going)
+    short = plan(tiers, notice, wait=wait, leaving=leaving)
     if short.certain:
-        assert set(short.tiers) <= set(plan(tiers, notice + more, wait=wait, going=going).tiers)
+        assert set(short.tiers) <= set(plan(tiers, notice + more, wait=wait, leaving=leaving).tiers)
 
 
 @given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10))
 def test_memory_and_copies_that_all_go_change_nothing(tiers: list[TierEstimate], notice: float, wait: float) -> None:
     durable = [one for one in tiers if one.node is None]
-    made, without = plan(tiers, notice, wait=wait, going={OWN, OTHER}), plan(durable, notice, wait=wait)
+    made, without = plan(tiers, notice, wait=wait, leaving={OWN, OTHER}), plan(durable, notice, wait=wait)
     assert (made.tiers, made.certain) == (without.tiers, without.certain)
 
 
@@ -222,12 +222,12 @@ def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: b
 def test_choice_with_memory_and_peers_at_a_30_second_notice(
     tiers: list[TierEstimate], chosen: tuple[str, ...], certain: bool
 ) -> None:
-    made = plan(tiers, 30.0, going={OWN})
+    made = plan(tiers, 30.0, leaving={OWN})
     assert (made.tiers, made.certain) == (chosen, certain)
 
 
 def test_reason_names_tiers_lost_with_the_node_and_step_time() -> None:
-    made = plan([*near(1.0, 2.0), tier("shared", 40.0)], 30.0, wait=0.5, going={OWN})
+    made = plan([*near(1.0, 2.0), tier("shared", 40.0)], 30.0, wait=0.5, leaving={OWN})
     assert made.reason == (
         "18.0 s of the notice of 30.0 s are usable, including 0.5 s for the step in progress "
         "(memory: done in 1.5 s, and lost with node node-a; peer: done in 3.5 s; shared: done in 43.5 s)"

@@ -36,7 +36,7 @@ def test_a_touch_file_says_when_the_machine_goes(tmp_path: Path, deadline: objec
     (tmp_path / "emergency_checkpoint").write_text(json.dumps(request))
     taken = TouchFile(tmp_path).take()
     assert taken is not None
-    assert (taken.node_goes, taken.ends_at()) == (True, ends_at)
+    assert (taken.node_leaves, taken.ends_at()) == (True, ends_at)
 
 
 def test_only_a_sidecars_drain_is_for_the_whole_node(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_only_a_sidecars_drain_is_for_the_whole_node(tmp_path: Path) -> None:
         (tmp_path / "emergency_checkpoint").write_text(json.dumps({"version": 1, **request}))
         taken = TouchFile(tmp_path).take()
         assert taken is not None
-        assert not taken.node_goes
+        assert not taken.node_leaves
 
 
 def test_a_touch_file_that_cannot_be_read_still_asks(tmp_path: Path) -> None:

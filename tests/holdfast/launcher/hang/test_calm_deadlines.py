@@ -11,8 +11,8 @@ from hang_scene import CALM, A, Scene
 from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import cpu_starvation
 from holdfast.launcher.hang.cpu_progress import CpuProgress
-from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, Sight
-from holdfast.launcher.hang.stall_reports import Elsewhere, Stall
+from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, ObservedRank
+from holdfast.launcher.hang.stall_reports import RemoteStalls, Stall
 from holdfast.telemetry.activity import Activity
 
 
@@ -26,7 +26,7 @@ def calm(scene: Scene) -> Scene:
 def warnings_in(scene: Scene, seconds: float) -> list[str]:
     found: list[str] = []
     for _ in range(round(seconds * 10)):
-        assert scene.look() == ()
+        assert scene.check() == ()
         found += scene.watchdog.warnings
     return found
 
@@ -45,10 +45,10 @@ def test_rank_that_uses_its_cpu_has_the_deadline_of_evaluations(calm: Scene) -> 
 def test_two_percent_of_a_cpu_are_progress_and_polling_is_not(calm: Scene) -> None:
     for tenth in range(3000):
         calm.cpu_runs[1] = calm.cpu_runs.get(1, 0.0) + (0.02 if tenth % 10 == 0 else 0.0)
-        assert calm.look() == ()
+        assert calm.check() == ()
     for tenth in range(1300):
         calm.cpu_runs[1] += 0.001 if tenth % 10 == 0 else 0.0
-        if verdicts := calm.look():
+        if verdicts := calm.check():
             break
     assert [verdict.rank for verdict in verdicts] == [1]
 
@@ -141,15 +141,15 @@ def test_ranks_of_other_launchers_wait_for_the_busy_rank(calm: Scene) -> None:
     )
     for _ in range(3000):
         calm.now += 0.1
-        sight = Sight(slot=100, rank=0, reading=calm.readings[0])
+        rank_here = ObservedRank(slot=100, rank=0, reading=calm.readings[0])
         seen = Observed(
             attempt_id=calm.attempt_id,
             world_size=3,
-            sights=(sight,),
-            elsewhere=Elsewhere(stalls=(busy,)),
+            ranks_here=(rank_here,),
+            remote=RemoteStalls(stalls=(busy,)),
             cpu_runs={0: 0.0},
         )
-        calm.readings[0] = replace(sight.reading, beat=calm.now)
+        calm.readings[0] = replace(rank_here.reading, beat=calm.now)
         assert calm.watchdog.judge(seen, calm.now) == ()
 
 
@@ -159,7 +159,9 @@ def test_a_busy_rank_is_reported_to_other_launchers_before_the_floor(calm: Scene
     seen = Observed(
         attempt_id=calm.attempt_id,
         world_size=3,
-        sights=tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in calm.readings.items()),
+        ranks_here=tuple(
+            ObservedRank(slot=100 + rank, rank=rank, reading=reading) for rank, reading in calm.readings.items()
+        ),
     )
     told = {stall.rank: stall for stall in calm.watchdog.stalls(seen, calm.now)}
     assert (told[1].progresses, told[1].waits, told[1].deadline) == (True, False, 3600.0)

@@ -28,7 +28,7 @@ def test_who_stands_in_line_for_a_cpu_does_not_hang(scene: Scene) -> None:
     since = scene.now
     while scene.now < since + 10:
         scene.cpu_waits[1] = 0.95 * (scene.now - since)
-        assert scene.look() == ()
+        assert scene.check() == ()
     (verdict,) = scene.wait(2)
     assert (verdict.rank, "has been busy" in verdict.message) == (1, True)
 
@@ -39,7 +39,7 @@ def test_silent_rank_waiting_for_a_cpu_does_not_hang(scene: Scene) -> None:
     since = scene.now
     while scene.now < since + 10:
         scene.cpu_waits[0] = 0.95 * (scene.now - since)
-        assert scene.look() == ()
+        assert scene.check() == ()
     assert scene.wait(2)[0].rank == 0
 
 

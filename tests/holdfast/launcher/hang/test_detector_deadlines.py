@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
 from holdfast.core.protocol import Cause
-from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, Sight
+from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, ObservedRank
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
@@ -75,7 +75,7 @@ def test_shrunk_world_uses_the_deadline_of_the_larger_one(scene: Scene) -> None:
     scene.train(60, 1.0)
     scene.attempt_id, scene.world_size = AttemptId(1, 2), 2
     del scene.readings[1]
-    scene.look()
+    scene.check()
     scene.enter(A.COMPUTE)
     scene.enter(A.AVERAGE, 0)
     assert scene.wait(6.7) == ()
@@ -103,9 +103,9 @@ def test_repeated_hang_gets_more_time_then_is_a_script_error(scene: Scene) -> No
 def test_hang_of_a_remote_rank_counts_for_its_successors(scene: Scene) -> None:
     """The hang counts for the ranks that follow at the same step."""
     scene.enter(A.AVERAGE, 0, 2)
-    scene.look()
-    scene.watchdog.hung_elsewhere(scene.attempt_id)
-    scene.watchdog.hung_elsewhere(scene.attempt_id)
+    scene.check()
+    scene.watchdog.remote_hang(scene.attempt_id)
+    scene.watchdog.remote_hang(scene.attempt_id)
     (verdict,) = scene.wait(1000)
     assert (verdict.repeats, verdict.seconds > 3) == (1, True), "several at once are one"
     scene.step()
@@ -116,7 +116,7 @@ def test_hang_of_a_remote_rank_counts_for_its_successors(scene: Scene) -> None:
 
 def test_time_in_which_the_launcher_did_not_run_does_not_count(scene: Scene) -> None:
     scene.enter(A.AVERAGE, 0, 2)
-    assert scene.look(20.0) == ()  # the launcher and the ranks resumed together
+    assert scene.check(20.0) == ()  # the launcher and the ranks resumed together
     assert scene.wait(0.6) == ()
     assert scene.wait(0.5)[0].rank == 1
 
@@ -125,7 +125,7 @@ def test_time_without_a_running_launcher_does_not_count(scene: Scene) -> None:
     scene.now += 5.0
     scene.enter(A.AVERAGE, 0, 2)
     scene.enter(A.COMPUTE, 1)
-    assert scene.look(15.0) == ()
+    assert scene.check(15.0) == ()
 
 
 def test_a_deadline_of_the_users_replaces_the_measured_one(scene: Scene) -> None:
@@ -173,10 +173,10 @@ def test_stragglers_at_three_times_the_usual_step_never_hang(
         done, end = [now + seconds for seconds in takes], now + max(takes)
         while look < end:
             seen = tuple(
-                Sight(slot=rank, rank=rank, reading=reading(at=done[rank], look=look, began=now, step=step))
+                ObservedRank(slot=rank, rank=rank, reading=reading(at=done[rank], look=look, began=now, step=step))
                 for rank in range(local)
             )
-            observed = Observed(attempt_id=AttemptId(1, 1), world_size=everywhere, sights=seen)
+            observed = Observed(attempt_id=AttemptId(1, 1), world_size=everywhere, ranks_here=seen)
             assert watchdog.judge(observed, look) == ()
             look += dice.uniform(0.1, 0.2)
         now = end

@@ -20,7 +20,7 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import ActivityPages
 from holdfast.launcher.hang.detectors.observation import HangSettings
-from holdfast.launcher.hang.monitor import HangWatch, Scene
+from holdfast.launcher.hang.monitor import HangWatch, WatchInput
 from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import BOARD_DIR
@@ -69,16 +69,16 @@ class World:
             popen = subprocess.Popen([*words, fault], process_group=0)
             self.ranks.append(Process(slot=10 + rank, number=rank, popen=popen))
 
-    def look(self, *, world_size: int | None = None) -> None:
+    def check(self, *, world_size: int | None = None) -> None:
         size = world_size or len(self.ranks)
         ranks = [rank for rank in self.ranks if rank not in [absent_rank for absent_rank, _, _ in self.absent]]
-        self.watch.look(Scene(attempt_id=AttemptId(1, 1), world_size=size, ranks=ranks, absent=self.absent))
+        self.watch.check(WatchInput(attempt_id=AttemptId(1, 1), world_size=size, ranks=ranks, absent=self.absent))
 
     async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
         end = time.monotonic() + DEADLINE
         while not condition():
             assert time.monotonic() < end, "it never came"
-            self.look(world_size=world_size)
+            self.check(world_size=world_size)
             await asyncio.sleep(0.1)
 
     async def verdict(self, *, world_size: int | None = None) -> tuple[int, str, Cause]:
@@ -264,7 +264,7 @@ def test_rank_entering_an_attempt_during_collection_is_spared(
 
 
 def test_launcher_pause_takes_no_time_from_stack_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_dumps, "_ask", lambda _: True)
+    monkeypatch.setattr(stack_dumps, "_request", lambda _: True)
     source = stack_dumps.Source(rank=0, leader=os.getpid(), pid=os.getpid(), signal=1, file=tmp_path / "stacks")
 
     async def scene() -> list[stack_dumps.StackDump]:

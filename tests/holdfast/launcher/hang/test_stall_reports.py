@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import DocumentError
-from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, ObservedRank
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
-from holdfast.launcher.hang.stall_reports import Elsewhere, Stall
+from holdfast.launcher.hang.stall_reports import RemoteStalls, Stall
 from holdfast.launcher.membership import messages
 from holdfast.launcher.membership.messages import Hello
 from holdfast.telemetry.activity import Activity
@@ -67,15 +67,17 @@ class World:
             assert self.wait(seconds) == []
             self.step()
 
-    def look(self, place: int) -> tuple[HangVerdict, ...]:
+    def check(self, place: int) -> tuple[HangVerdict, ...]:
         """Let one launcher check its ranks, and report to the others."""
         launcher = self.launchers[place]
         told = tuple(stall for stalls in launcher.heard.values() for stall in stalls)
         seen = Observed(
             attempt_id=PAIR,
             world_size=self.size,
-            sights=tuple(Sight(slot=100 + rank, rank=rank, reading=self.board(rank)) for rank in launcher.ranks),
-            elsewhere=Elsewhere(stalls=told, outdated=launcher.outdated),
+            ranks_here=tuple(
+                ObservedRank(slot=100 + rank, rank=rank, reading=self.board(rank)) for rank in launcher.ranks
+            ),
+            remote=RemoteStalls(stalls=told, outdated=launcher.outdated),
         )
         verdicts = launcher.watchdog.judge(seen, self.now + launcher.clock)
         stalls = launcher.watchdog.stalls(seen, self.now + launcher.clock)
@@ -109,7 +111,7 @@ class World:
             for place in range(len(self.launchers)):
                 self.now += TICK / len(self.launchers)
                 self.deliver()
-                acts += [(place, verdict) for verdict in self.look(place)]
+                acts += [(place, verdict) for verdict in self.check(place)]
             if acts:
                 return acts
         return []
@@ -274,7 +276,7 @@ def test_no_schedule_with_progress_is_ever_judged_hung(
             world.now = moment
             world.deliver()
             world.launchers[place].outdated = dice.random() < deaf
-            assert world.look(place) == ()
+            assert world.check(place) == ()
             looks[place] += dice.uniform(0.1, 0.2)
         for at, rank, activity in changes:
             world.now = at

@@ -35,7 +35,7 @@ def ask(s3: S3Server, s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_store_that_does_all_passes_and_keeps_nothing(ask: Ask, s3_settings: S3Settings) -> None:
     check = ask()
-    assert (check.result, check.of_the_job) == (Result.PASSED, False), check.message
+    assert (check.result, check.concerns_job) == (Result.PASSED, False), check.message
     assert check.message == f"s3://{s3_settings.bucket}/team/job can list, write, read and delete objects"
     assert S3Bucket(s3_settings).keys("") == []
 
@@ -43,7 +43,7 @@ def test_a_store_that_does_all_passes_and_keeps_nothing(ask: Ask, s3_settings: S
 @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_wrong_credentials_are_the_jobs(ask: Ask, wrong: str) -> None:
     check = ask(**{wrong: "another"})
-    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert (check.result, check.concerns_job) == (Result.FAILED, True)
     assert "credentials are missing, wrong or expired: renew the secret" in check.message
 
 
@@ -56,7 +56,7 @@ def test_wrong_credentials_are_the_jobs(ask: Ask, wrong: str) -> None:
 )
 def test_a_url_that_leads_nowhere_is_the_jobs(ask: Ask, url: str, says: str) -> None:
     check = ask(url)
-    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert (check.result, check.concerns_job) == (Result.FAILED, True)
     assert says in check.message
 
 
@@ -67,7 +67,7 @@ def test_a_right_that_lacks_is_the_jobs(ask: Ask, s3: S3Server) -> None:
     with faults(s3.url) as proxy:
         proxy.plan = no_writing
         check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
-    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert (check.result, check.concerns_job) == (Result.FAILED, True)
     assert "allow them to list, read, write and delete" in check.message
 
 
@@ -91,7 +91,7 @@ def test_store_creating_a_name_twice_is_unfit(ask: Ask, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(S3Bucket, "create", create)
     check = ask()
-    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert (check.result, check.concerns_job) == (Result.FAILED, False)
     assert "could overwrite each other's checkpoints" in check.message
 
 
@@ -99,13 +99,13 @@ def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
     with socket.socket() as held:  # nothing listens there, and nothing else can
         held.bind(("127.0.0.1", 0))
         check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{held.getsockname()[1]}")
-    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert (check.result, check.concerns_job) == (Result.FAILED, False)
     assert "after 3 attempts: the store cannot be reached: check the network" in check.message
 
 
 def test_no_credentials_at_all_may_be_the_nodes_fault(ask: Ask) -> None:
     check = ask(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert (check.result, check.concerns_job) == (Result.FAILED, False)
     assert "credentials are missing" in check.message
 
 

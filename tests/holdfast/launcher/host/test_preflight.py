@@ -202,7 +202,7 @@ def test_the_golden_file_is_what_is_written() -> None:
     volume, store = (entry["message"] for entry in golden["checks"])
     checks = {
         STORAGE: Check(result=Result.PASSED, message=volume),
-        OBJECT_STORE: Check(result=Result.FAILED, message=store, of_the_job=True),
+        OBJECT_STORE: Check(result=Result.FAILED, message=store, concerns_job=True),
     }
     assert document(checks) == golden
 

@@ -15,7 +15,7 @@ from holdfast.core.errors import DocumentError, VersionError
 from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import messages as m
 from holdfast.launcher.membership.document import Member, Membership, Previous, Rules
-from holdfast.launcher.membership.held_shards import HeldShards, together
+from holdfast.launcher.membership.held_shards import HeldShards, joined
 from holdfast.launcher.membership.quorum import largest_world, may_be
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
@@ -241,8 +241,8 @@ def test_what_a_launcher_holds_is_told_and_read() -> None:
 
 def test_launcher_holds_the_shards_its_ranks_have_of_the_newest() -> None:
     parts = [held("0")["a"], *held("1", "2", attempt=2).values()]
-    assert together(parts) == HeldShards(attempt_id=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
-    assert together([]) is None
+    assert joined(parts) == HeldShards(attempt_id=AttemptId(1, 2), count=3, shards=frozenset({1, 2}))
+    assert joined([]) is None
 
 
 def test_rank_holds_the_shard_it_reports_with_its_state() -> None:
@@ -250,6 +250,6 @@ def test_rank_holds_the_shard_it_reports_with_its_state() -> None:
     connection: Any = None
     for shard, wanted in (({"index": 1, "count": 4}, frozenset({1})), (None, None)):
         body = {"step": 3} if shard is None else {"step": 3, "shard": shard}
-        rank.hear(RankMessage(connection=connection, attempt_id=AttemptId(1, 2), type="restored", body=body))
+        rank.handle(RankMessage(connection=connection, attempt_id=AttemptId(1, 2), type="restored", body=body))
         expected = None if wanted is None else HeldShards(attempt_id=AttemptId(1, 2), count=4, shards=wanted)
         assert rank.held == expected

@@ -114,9 +114,9 @@ def training(*rules: dict[str, Any], budgets: tuple[Budget, ...] = ()) -> Simula
     return sim
 
 
-def fail(sim: Simulation, attempt: int) -> bool:
+def fail(sim: Simulation, attempt: int, cause: Cause = Cause.APPLICATION, reason: str = "RankEnded") -> bool:
     """End a rank of w1. Return whether the next attempt trains."""
-    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    sim.kill_rank("w1", cause, Priority.EXCEPTION, reason=reason)
     return sim.run(
         20, lambda: (t := sim.training_now()) is not None and t.world.attempt_id == AttemptId(1, attempt + 1)
     )
@@ -130,6 +130,27 @@ def test_fail_job_costs_no_second_try() -> None:
     sim = training(rule(name="bug", onExitCodes={"operator": "In", "values": [RANKS_CODE]}))
     assert not fail(sim, 1)
     assert all(pod.exit_code == RANKS_CODE for pod in sim.pods.values())
+
+
+def test_roll_backs_have_another_attempt_each_and_spend_only_their_own_budget() -> None:
+    sim = training(budgets=(NEVER, replace(NEVER, cause=Cause.NON_FINITE, max_restarts=1)))
+    assert fail(sim, 1, Cause.NON_FINITE, "RolledBack")
+    assert not fail(sim, 2, Cause.NON_FINITE, "RolledBack")
+
+
+def test_step_that_is_repeated_with_more_memory_spends_no_budget_and_waits_for_nothing() -> None:
+    sim = training(budgets=(replace(NEVER, cause=Cause.OOM),))
+    for attempt in range(1, 4):
+        assert fail(sim, attempt, Cause.OOM, "OutOfMemoryRetried")
+    assert sim.pods["w1"].state.not_before == 0.0
+    assert not fail(sim, 4, Cause.OOM, "OutOfMemory")
+
+
+@pytest.mark.parametrize(("cause", "reason"), [(Cause.NON_FINITE, "NonFinite"), (Cause.APPLICATION, "BadSamples")])
+def test_error_of_the_guards_ends_the_job_unless_a_rule_covers_it(cause: Cause, reason: str) -> None:
+    assert not fail(training(), 1, cause, reason)
+    asked = {"onExitCodes": {"operator": "In", "values": [RANKS_CODE]}}
+    assert fail(training(rule("InPlace", **asked)), 1, cause, reason)
 
 
 def test_ignored_failures_spend_no_budget() -> None:

@@ -26,7 +26,7 @@ class Heard:
         self.up: list[str] = []
         self.down: list[tuple[str, How]] = []
         self.said: list[tuple[str, Mapping[str, Any]]] = []
-        self.strangers = 0
+        self.rejected = 0
 
     def peer_up(self, uid: str) -> None:
         self.up.append(uid)
@@ -34,11 +34,11 @@ class Heard:
     def peer_down(self, uid: str, how: How) -> None:
         self.down.append((uid, how))
 
-    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+    def peer_message(self, uid: str, body: Mapping[str, Any]) -> None:
         self.said.append((uid, body))
 
-    def stranger(self) -> None:
-        self.strangers += 1
+    def connection_rejected(self) -> None:
+        self.rejected += 1
 
 
 async def until(condition: Callable[[], object], *, every: float = 0.01) -> None:
@@ -257,7 +257,7 @@ def test_who_does_not_hold_the_key_is_turned_away_and_counted(wrong: str) -> Non
         a, b = await channel("a", heard["a"]), await channel("b", heard["b"])
         configure(a, {"b": b.port}, key=b"x" * 32 if wrong == "a" else KEY)
         configure(b, {"a": a.port}, key=b"x" * 32 if wrong == "b" else KEY)
-        await until(lambda: heard["a"].strangers and heard["b"].strangers)
+        await until(lambda: heard["a"].rejected and heard["b"].rejected)
         assert (heard["a"].up, heard["b"].up) == ([], [])
         assert (a.connected(), b.connected()) == (frozenset(), frozenset())
         await a.close()
@@ -297,7 +297,7 @@ def test_silent_connections_keep_no_launcher_out() -> None:
         a = await channel("a", heard_a)
         configure(a, {"b": b.port})
         await until(lambda: heard_a.up)
-        assert heard_b.strangers, "the flood is counted"
+        assert heard_b.rejected, "the flood is counted"
         flood.cancel()
         await asyncio.gather(flood, return_exceptions=True)
         await a.close()
@@ -306,8 +306,8 @@ def test_silent_connections_keep_no_launcher_out() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize(("sent", "strangers"), [(b"", 0), (b"x", 1)])
-def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(sent: bytes, strangers: int) -> None:
+@pytest.mark.parametrize(("sent", "rejected"), [(b"", 0), (b"x", 1)])
+def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(sent: bytes, rejected: int) -> None:
     async def play() -> None:
         heard = Heard()
         made = await channel("b", heard)
@@ -317,7 +317,7 @@ def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(sent: bytes, str
         writer.write_eof()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b"", "it was judged"
-        assert heard.strangers == strangers
+        assert heard.rejected == rejected
         await made.close()
 
     asyncio.run(play())
@@ -343,7 +343,7 @@ def test_rubbish_is_refused_and_harms_nobody(rubbish: bytes) -> None:
         writer.write_eof()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
-        assert heard_a.strangers == 1
+        assert heard_a.rejected == 1
         assert heard_a.down == []
         assert a.connected() == {"b"}
         await a.close()

@@ -14,7 +14,7 @@ from holdfast.launcher.process.script_imports import (
     imports,
     installed_imports,
     parse,
-    reads_place,
+    reads_rank_variables,
     source_file,
     speaks,
 )
@@ -112,8 +112,8 @@ def test_a_module_is_found_without_importing_its_package(tmp_path: Path) -> None
 def test_a_script_that_names_its_place_itself_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import os\nlocal = int(os.environ['LOCAL_RANK'])")
     (tmp_path / "ours.py").write_text("import holdfast\nprint(holdfast.init().rank)  # RANK")
-    assert reads_place([sys.executable, str(tmp_path / "own.py")])
-    assert not reads_place([sys.executable, str(tmp_path / "ours.py")])
+    assert reads_rank_variables([sys.executable, str(tmp_path / "own.py")])
+    assert not reads_rank_variables([sys.executable, str(tmp_path / "ours.py")])
 
 
 def test_imports_are_those_of_the_module_level() -> None:

@@ -20,7 +20,7 @@ BAD = {
     "exits": ("import sys; sys.exit(4)", "SystemExit: 4"),
     "reads the rank": (
         "import os\nRANK = int(os.environ.get('RANK', 0))",
-        "_ReadsPlaceError: it reads RANK during its import",
+        "_ReadsRankVariablesError: it reads RANK during its import",
     ),
     "half a package": ("import bad_inner; raise ImportError", "ImportError"),
 }

@@ -14,7 +14,7 @@ from holdfast.core.limits import MAX_TEXT
 from holdfast.core.protocol import Cause
 from holdfast.launcher.host import termination_log
 from holdfast.launcher.membership.messages import Failure, Priority
-from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd, judge, not_started, raised
+from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd, judge, not_started, raised, repeated
 from holdfast.launcher.ranks.oom_counter import OomCounter
 from holdfast.launcher.ranks.supervisor import _recorded as recorded
 
@@ -117,6 +117,38 @@ def test_memory_exception_is_out_of_memory_however_it_is_seen(text: str, is_memo
     assert printed is not None
     for failure in (printed, raised(1, text.removeprefix("[rank1]: "), (frame, text), PLACE)):
         assert (failure.cause, failure.reason, failure.priority) == (cause, reason, Priority.EXCEPTION)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "reason"),
+    [
+        ("NonFiniteError: 10 steps in a row were not finite", Cause.NON_FINITE, "NonFinite"),
+        ("[rank1]: holdfast.core.errors.NonFiniteError: model.weight holds values", Cause.NON_FINITE, "NonFinite"),
+        ("ValueError: NonFiniteError in the data", Cause.APPLICATION, "Exception"),
+        ("my.NonFiniteErrors: x", Cause.APPLICATION, "Exception"),
+        ("BadSampleError: 3 samples of the dataset cannot be read", Cause.APPLICATION, "BadSamples"),
+        ("[rank1]: holdfast.core.errors.BadSampleError: 3 samples", Cause.APPLICATION, "BadSamples"),
+        ("ValueError: BadSampleError in the data", Cause.APPLICATION, "Exception"),
+    ],
+)
+def test_errors_of_the_guards_have_causes_and_reasons_of_their_own(text: str, cause: Cause, reason: str) -> None:
+    frame = '  File "train.py", line 7, in <module>'
+    printed = judge(RankEnd(rank=1, pid=31, returncode=1, traceback=(frame, text)), PLACE)
+    assert printed is not None
+    for failure in (printed, raised(1, text.removeprefix("[rank1]: "), (frame, text), PLACE)):
+        assert (failure.cause, failure.reason, failure.priority) == (cause, reason, Priority.EXCEPTION)
+
+
+def test_roll_back_is_an_incident_with_its_step() -> None:
+    failure = repeated("rolledBack", 1, "the job rolls back", PLACE, step=7)
+    assert (failure.cause, failure.reason, failure.step) == (Cause.NON_FINITE, "RolledBack", 7)
+    assert (failure.rank, failure.pod, failure.node, failure.message) == (1, "gpt-w1", "node-2", "the job rolls back")
+
+
+def test_step_that_is_repeated_with_more_memory_is_an_incident_of_the_cause_oom() -> None:
+    failure = repeated("outOfMemory", 1, "rank 1 is out of GPU memory", PLACE, step=7)
+    assert (failure.cause, failure.reason, failure.step) == (Cause.OOM, "OutOfMemoryRetried", 7)
+    assert (failure.priority, failure.exit_code) == (Priority.EXCEPTION, None)
 
 
 def test_cause_is_the_last_traceback_not_later_framework_output() -> None:

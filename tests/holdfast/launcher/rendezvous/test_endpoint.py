@@ -33,8 +33,8 @@ class Names:
     async def sleep(self, seconds: float) -> None:
         pass
 
-    def resolve(self, patience: float = 600) -> Sequence[str]:
-        return asyncio.run(resolve("gpu-1", 29400, patience=patience, lookup=self.look_up, sleep=self.sleep))
+    def resolve(self, timeout: float = 600) -> Sequence[str]:
+        return asyncio.run(resolve("gpu-1", 29400, timeout=timeout, lookup=self.look_up, sleep=self.sleep))
 
 
 @pytest.mark.parametrize("error", [socket.EAI_NONAME, socket.EAI_AGAIN])
@@ -46,7 +46,7 @@ def test_name_without_an_address_is_waited_for_and_logged_once(error: int, caplo
 
 def test_a_name_that_never_has_one_ends_the_wait() -> None:
     with pytest.raises(UsageError, match="gpu-1:29400: the name has no address"):
-        Names(1e9).resolve(patience=30)
+        Names(1e9).resolve(timeout=30)
 
 
 def test_a_lookup_that_cannot_succeed_is_not_repeated() -> None:
@@ -96,14 +96,14 @@ def test_an_address_is_owned_once_and_by_its_own_host() -> None:
     assert (foreign.listener, foreign.elsewhere) == (None, True)
 
 
-async def _dial(serve: Serve | None, patience: float) -> None:
+async def _dial(serve: Serve | None, timeout: float) -> None:
     server = await asyncio.start_server(serve or _close, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     if serve is None:
         server.close()
         await server.wait_closed()
     try:
-        await connection.dial("127.0.0.1", port, me="a", secret=b"k" * 32, patience=patience)
+        await connection.dial("127.0.0.1", port, me="a", secret=b"k" * 32, timeout=timeout)
     finally:
         server.close()
 
@@ -126,7 +126,7 @@ async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 def test_another_programs_answer_ends_the_wait_at_once() -> None:
     with pytest.raises(UsageError, match=r"another program listens there, not a launcher .* another port"):
-        asyncio.run(_dial(_http, patience=600))
+        asyncio.run(_dial(_http, timeout=600))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_what_is_at_the_endpoint_is_told_while_it_is_waited_for(
 ) -> None:
     monkeypatch.setattr("holdfast.launcher.network.handshake.HANDSHAKE_SECONDS", 0.1)
     with caplog.at_level(logging.INFO), pytest.raises(UsageError, match=said):
-        asyncio.run(_dial(serve, patience=0.4))
+        asyncio.run(_dial(serve, timeout=0.4))
     told = [record.getMessage() for record in caplog.records if record.name == "holdfast.launcher.rendezvous"]
     assert [said in text for text in told] == [True], "once"

@@ -20,6 +20,6 @@ def test_a_full_disk_costs_the_holders_name_and_not_the_lock(tmp_path: Path, mon
     monkeypatch.setattr(os, "pwrite", full)
     let_go = asyncio.run(hold(tmp_path, "the first run"))
     with pytest.raises(UsageError, match="another run has its checkpoints in"):
-        asyncio.run(hold(tmp_path, "the second run", patience=0.0))
+        asyncio.run(hold(tmp_path, "the second run", timeout=0.0))
     let_go()
-    asyncio.run(hold(tmp_path, "the second run", patience=0.0))()
+    asyncio.run(hold(tmp_path, "the second run", timeout=0.0))()

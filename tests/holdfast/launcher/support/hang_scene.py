@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.attempt import AttemptId
-from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, ObservedRank
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
@@ -57,14 +57,16 @@ class Scene:
         for rank in ranks or self.readings:
             self.readings[rank] = replace(self.readings[rank], activity=activity, since=self.now)
 
-    def look(self, seconds: float = TICK) -> tuple[HangVerdict, ...]:
+    def check(self, seconds: float = TICK) -> tuple[HangVerdict, ...]:
         self.now += seconds
         for rank, reading in self.readings.items():
             if rank not in self.stopped:
                 self.readings[rank] = replace(reading, beat=self.now)
             self.cpu_runs[rank] = self.cpu_runs.get(rank, 0.0) + (seconds if rank in self.runs else 0.0)
         here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
-        sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
+        ranks_here = tuple(
+            ObservedRank(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items()
+        )
         absent = tuple(
             AbsentRank(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
             for rank, at in self.left.items()
@@ -72,7 +74,7 @@ class Scene:
         seen = Observed(
             attempt_id=self.attempt_id,
             world_size=self.world_size,
-            sights=sights,
+            ranks_here=ranks_here,
             absent=absent,
             cpu_waits=self.cpu_waits,
             cpu_runs=self.cpu_runs,
@@ -95,6 +97,6 @@ class Scene:
         """Check until a rank hangs or the time is over."""
         end = self.now + seconds
         while self.now < end - 1e-9:
-            if verdicts := self.look(min(TICK, end - self.now)):
+            if verdicts := self.check(min(TICK, end - self.now)):
                 return verdicts
         return ()

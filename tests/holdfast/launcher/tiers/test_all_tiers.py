@@ -165,7 +165,7 @@ def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait
     assert rank.step == rank.returned, "what no rank had returned from was in no slot yet"
     assert set(job.restored_from(a, 0).split(", ")) <= {"memory", "peer"}, "the folder has an older one"
     job.goes_on(second, 3 * DURABLE_EVERY)
-    assert job.durable()[-1].stands_on, "a delta"
+    assert job.durable()[-1].depends_on, "a delta"
 
     job.lose_nodes("b")
     job.start("c")
@@ -177,7 +177,7 @@ def test_losses_of_a_rank_a_node_and_both_nodes_keep_all_bits(cluster: Any, wait
 
     job.lose_nodes("a", "c")
     newest = job.durable()[-1]
-    assert newest.stands_on, "a delta"
+    assert newest.depends_on, "a delta"
     job.start("d")
     job.start("e")
     fourth = job.replace(3, third, "d", "e", gone=("a", "c"))

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast import Guards
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NonFiniteError, UsageError
@@ -118,7 +119,7 @@ def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Pa
 
 
 def test_skipped_steps_count_and_the_last_good_weights_are_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, attempt_id=AttemptId(1, 1))
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1), guards=Guards(max_roll_backs=0))
     script = Script(run.job)
     script.make(2)
     weights = [parameter.clone() for parameter in script.model.parameters()]
@@ -129,7 +130,7 @@ def test_skipped_steps_count_and_the_last_good_weights_are_saved(solo: Make, tmp
 
     script.fail(diverge)
     assert committed(run) == [12]
-    found = restore(tmp_path, Alone(), job_uid="me").loaded
+    found = restore(tmp_path, SingleRank(), job_uid="me").loaded
     assert found is not None
     assert bytes(found.tensors["model/1.weight"]) == weights[2].detach().numpy().tobytes()
 
@@ -140,7 +141,7 @@ def poison(script: Script) -> None:
 
 
 def test_non_finite_weights_end_the_script_and_are_never_saved(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path, interval="2", attempt_id=AttemptId(1, 1))
+    run = solo(tmp_path, interval="2", attempt_id=AttemptId(1, 1), guards=Guards(max_roll_backs=0))
     script = Script(run.job)
     script.make(2)
     poison(script)
@@ -353,7 +354,7 @@ def test_two_ranks_that_both_fail_commit_and_leave_only_then(launcher: Any, tmp_
         assert [said["step"] for said in launcher.of(slot, "lastCommit")] == [3]
         assert launcher.of(slot, "done") == []
     assert names(root) == {"step-3.g1.a1"}
-    found = restore(root, Alone(), job_uid="job-1").loaded
+    found = restore(root, SingleRank(), job_uid="job-1").loaded
     assert found is not None
     assert found.manifest.world_size == 2
 

@@ -18,13 +18,13 @@ from holdfast.checkpoint.policy.interval import (
     LEAST_SECONDS,
     MOST_RETRY_SECONDS,
     MOST_SECONDS,
-    Cadence,
     Failures,
+    IntervalChooser,
     LauncherFailures,
     optimum,
     retry_after,
 )
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.training.checkpointing import scheduler
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
@@ -88,25 +88,25 @@ def test_stall_longer_than_the_failure_time_saves_once_a_failure() -> None:
     mtbf=times,
 )
 def test_the_choice_is_within_its_bounds(saves: list[tuple[float, float]], mtbf: float) -> None:
-    cadence = Cadence()
+    cadence = IntervalChooser()
     for stall, write in saves:
-        cadence.took(stall=stall, write=write)
+        cadence.record(stall=stall, write=write)
     chosen = cadence.choose(mtbf).seconds
     longest = max(write for _, write in saves)
     assert LEAST_SECONDS <= chosen <= max(MOST_SECONDS, longest)
 
 
 def test_new_choice_is_logged_with_its_inputs_when_it_changes() -> None:
-    cadence = Cadence()
+    cadence = IntervalChooser()
     first = cadence.choose(DAY)
-    assert (first.seconds, first.news) == (FIRST_SECONDS, True)
-    cadence.took(stall=0.5, write=2.0)
+    assert (first.seconds, first.changed) == (FIRST_SECONDS, True)
+    cadence.record(stall=0.5, write=2.0)
     second = cadence.choose(DAY)
-    assert (round(second.seconds), second.news) == (294, True)
+    assert (round(second.seconds), second.changed) == (294, True)
     assert second.reason == "a checkpoint stops training for 0.500 s, a failure occurs every 86400 s"
-    cadence.took(stall=0.51, write=2.0)
-    assert cadence.choose(DAY).news is False
-    assert cadence.choose(DAY / 24).news is True
+    cadence.record(stall=0.51, write=2.0)
+    assert cadence.choose(DAY).changed is False
+    assert cadence.choose(DAY / 24).changed is True
 
 
 def test_failed_checkpoint_is_retried_at_once_then_less_often() -> None:
@@ -124,56 +124,56 @@ def test_failed_checkpoint_is_retried_at_once_then_less_often() -> None:
 
 
 def test_one_slow_commit_changes_nothing() -> None:
-    cadence = Cadence()
+    cadence = IntervalChooser()
     for stall in (0.5, 0.5, 60.0, 0.5, 0.5):
-        cadence.took(stall=stall, write=1.0)
+        cadence.record(stall=stall, write=1.0)
     assert round(cadence.choose(DAY).seconds) == 294
 
 
 def test_checkpoint_is_never_due_before_the_last_can_be_durable() -> None:
-    cadence = Cadence()
-    cadence.took(stall=0.01, write=4000.0)
+    cadence = IntervalChooser()
+    cadence.record(stall=0.01, write=4000.0)
     assert cadence.choose(DAY).seconds == 4000.0
 
 
 def test_bounds_are_named_where_they_bind() -> None:
-    cadence = Cadence()
-    cadence.took(stall=0.0001, write=0.1)
+    cadence = IntervalChooser()
+    cadence.record(stall=0.0001, write=0.1)
     assert cadence.choose(DAY).reason.endswith("the optimum of 4.2 s is out of bounds")
 
 
 def test_failures_are_counted_over_launchers_that_come_and_go() -> None:
-    lived = Failures().told(LauncherFailures(id="a", failures=1, seconds=100.0))
+    lived = Failures().with_counters(LauncherFailures(id="a", failures=1, seconds=100.0))
     assert (lived.count, lived.seconds) == (1, 100.0)
-    lived = lived.told(LauncherFailures(id="a", failures=2, seconds=160.0))
+    lived = lived.with_counters(LauncherFailures(id="a", failures=2, seconds=160.0))
     assert (lived.count, lived.seconds) == (2, 160.0)
-    lived = lived.told(LauncherFailures(id="b", failures=0, seconds=5.0))
+    lived = lived.with_counters(LauncherFailures(id="b", failures=0, seconds=5.0))
     assert (lived.count, lived.seconds) == (3, 160.0), "the launcher that was lost is a failure"
-    lived = lived.told(LauncherFailures(id="b", failures=0, seconds=65.0))
+    lived = lived.with_counters(LauncherFailures(id="b", failures=0, seconds=65.0))
     assert (lived.count, lived.seconds) == (3, 220.0)
 
 
 def test_time_that_passes_is_counted_once() -> None:
-    lived = Failures().told(LauncherFailures(id="a", failures=0, seconds=10.0)).later(50.0)
+    lived = Failures().with_counters(LauncherFailures(id="a", failures=0, seconds=10.0)).later(50.0)
     assert lived.seconds == 60.0
-    assert lived.told(LauncherFailures(id="a", failures=1, seconds=60.0)).seconds == 60.0
+    assert lived.with_counters(LauncherFailures(id="a", failures=1, seconds=60.0)).seconds == 60.0
 
 
 def test_history_travels_as_json_and_invalid_input_is_empty() -> None:
-    lived = Failures().told(LauncherFailures(id="a", failures=3, seconds=10.0))
+    lived = Failures().with_counters(LauncherFailures(id="a", failures=3, seconds=10.0))
     assert Failures.from_optional(lived.to_json()) == lived
     for rubbish in (None, {}, [], {"count": "many", "seconds": 1, "heard": None}, {"count": -1, "seconds": 1.0}):
         assert Failures.from_optional(rubbish) == Failures()
 
 
 def test_seconds_that_no_float_holds_are_rubbish() -> None:
-    heard = {"id": "a", "failures": 1, "seconds": 10**400}
+    counted = {"id": "a", "failures": 1, "seconds": 10**400}
     assert Failures.from_optional({"count": 0, "seconds": 10**400, "heard": None}) == Failures()
-    assert Failures.from_optional({"count": 0, "seconds": 1.0, "heard": heard}) == Failures()
+    assert Failures.from_optional({"count": 0, "seconds": 1.0, "heard": counted}) == Failures()
 
 
 def test_launchers_that_tell_no_books_change_nothing() -> None:
-    assert Failures(count=1, seconds=2.0).told(None) == Failures(count=1, seconds=2.0)
+    assert Failures(count=1, seconds=2.0).with_counters(None) == Failures(count=1, seconds=2.0)
 
 
 class Clock:
@@ -229,7 +229,7 @@ def test_a_job_commits_when_its_own_choice_says_so(
     clock.now += 2
     step()
     assert saved() == [2, 5]
-    found = restore(tmp_path, Alone(), job_uid="me").loaded
+    found = restore(tmp_path, SingleRank(), job_uid="me").loaded
     assert found is not None
     assert found.manifest.state["failures"]["count"] == 23
     assert found.manifest.state["failures"]["seconds"] == pytest.approx(clock.now - 1000.0, abs=0.001)

@@ -19,7 +19,7 @@ from holdfast.checkpoint import manager as engines
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.staging_buffer import Arena
-from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.background import Saving
@@ -158,7 +158,7 @@ def test_what_is_written_is_the_state_of_its_step(solo: Make, disk: Gate, tmp_pa
     steps.make(1)
     disk.opened.set()
     run.job.close()
-    found = restore(tmp_path, Alone(), job_uid="me", step=2).loaded
+    found = restore(tmp_path, SingleRank(), job_uid="me", step=2).loaded
     assert found is not None
     for name, tensor in saved.items():
         assert bytes(found.tensors[f"model/{name}"]) == tensor.numpy().tobytes()
@@ -277,7 +277,7 @@ def staged(rank: int, step: int, data: bytes, size: int = 2) -> Staged:
         read=lambda piece: data,
         state={},
         data=None,
-        alone={"rank": rank},
+        per_rank={"rank": rank},
         numerics={},
     )
     return stage(snapshot, Arena(), Planner(), rank=rank, size=size)
@@ -299,7 +299,7 @@ def test_ranks_save_through_the_store_and_clean_up_after_saves(store: TCPStore, 
     for thread in threads:
         thread.join(PATIENCE)
     assert [result.committed for result in (*results[0], *results[1])] == [True] * 6
-    assert restore(tmp_path, Alone(), step=3).step == 3
+    assert restore(tmp_path, SingleRank(), step=3).step == 3
     assert not any(store.check([f"saves/{number}/1/0"]) for number in (1, 2))
 
 
@@ -312,4 +312,4 @@ def test_peer_lost_during_a_save_leaves_nothing_half_done(store: TCPStore, tmp_p
     saving.settle(lambda: None)
     assert "rank 1 is gone" in saving.lost
     assert [path.name for path in tmp_path.iterdir()] == []
-    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed
+    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), SingleRank()).committed

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.checkpoint.saving.snapshot import SaveResult
-from holdfast.core.errors import NoRoomError
+from holdfast.core.errors import NoCapacityError
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.options.config import Interval
 
@@ -43,7 +43,7 @@ class Run:
 
 
 def test_training_stops_if_the_first_save_has_no_capacity() -> None:
-    with pytest.raises(NoRoomError, match="too small"):
+    with pytest.raises(NoCapacityError, match="too small"):
         Run(FULL).save(2)
 
 
@@ -80,5 +80,5 @@ def test_background_save_is_postponed_while_others_write() -> None:
     assert scheduler.due_in_background(3, busy=False) is run.tier, "it was due before"
     scheduler.save_in_background(run.tier, 3, lambda: cast(Any, None))
     assert scheduler.due_in_background(3, busy=False) is None
-    with pytest.raises(NoRoomError, match="too small"):
+    with pytest.raises(NoCapacityError, match="too small"):
         scheduler.save_in_background(run.tier, 4, lambda: cast(Any, None))

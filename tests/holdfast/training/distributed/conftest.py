@@ -74,7 +74,8 @@ class Members:
     def _listen(self) -> None:
         assert self._helper.stdout is not None
         for line in self._helper.stdout:
-            self._said.put(json.loads(line))
+            if line.startswith("{"):  # gloo of some versions of torch also prints lines
+                self._said.put(json.loads(line))
 
 
 @pytest.fixture(scope="session")

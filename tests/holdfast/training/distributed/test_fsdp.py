@@ -13,7 +13,7 @@ import torch
 from holdfast import checkpoint
 from holdfast.core.errors import UsageError
 from holdfast.telemetry.activity import Activity, Meter
-from holdfast.training.distributed.fsdp import Sharding
+from holdfast.training.distributed.fsdp import Sharding, whole_norms
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "sharded.py"
 STEPS = 14
@@ -133,6 +133,9 @@ def test_replica_trains_like_a_full_model_and_loads_into_one(
 ) -> None:
     sharded.start(2, tmp_path / "tier", "--steps", str(STEPS))
     weights = ended(sharded, 0, 1)
+    for _, norm, groups in sharded.told(0)["losses"]:
+        assert groups == {"0": pytest.approx(norm)}, "the only group has all parameters"
+    assert sharded.told(0)["losses"] == sharded.told(1)["losses"]
     exported = net.Net().to(torch.float64)
     optimizer = torch.optim.AdamW(exported.parameters())
     assert checkpoint.load(tmp_path / "tier", model=exported, optimizer=optimizer) is not None
@@ -163,6 +166,23 @@ def test_a_shard_that_is_in_no_memory_comes_from_the_checkpoint(sharded: Any, tm
     restored = [sharded.of(slot, "restored")[-1] for slot in (0, 2)]
     assert {message["source"] for message in restored} == {"checkpoint"}
     assert {message["step"] > 0 for message in restored} == {True}
+
+
+def test_norms_of_shards_are_added_for_each_group() -> None:
+    seen: list[list[float]] = []
+
+    class ShardGroup:
+        """The other rank, whose shards have the norms 4, 2, 1 and 0."""
+
+        rank, size = 0, 2
+
+        def agree_(self, squares: torch.Tensor) -> None:
+            seen.extend(squares.tolist())
+            squares[:, 1] = torch.tensor([16.0, 4.0, 1.0, 0.0])
+
+    own = [3.0, 0.0, torch.nan, 1.0]
+    assert whole_norms(own, ShardGroup()) == [5.0, 2.0, torch.inf, 1.0]  # type: ignore[arg-type]
+    assert seen == [[9.0, -1.0], [0.0, -1.0], [torch.inf, -1.0], [1.0, -1.0]], "any value of the other rank is higher"
 
 
 def test_waiting_in_compute_counts_as_waiting_for_hang_detection() -> None:

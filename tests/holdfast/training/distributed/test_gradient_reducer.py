@@ -215,11 +215,53 @@ def test_norm_and_clipping_are_those_of_torch() -> None:
     step, _ = _attached([*layer.parameters()])
     gradients = [g for g in step(layer(torch.randn(3, 5)).pow(2).sum()) if g is not None]
     wanted = float(torch.nn.utils.get_total_norm(gradients))
-    norm = step.reducer.norm()
-    assert norm == step.reducer.norm(recompute=True) == pytest.approx(wanted)
+    (norm,) = step.reducer.norms()
+    assert [norm] == step.reducer.norms(recompute=True) == pytest.approx([wanted])
     step.reducer.clip(wanted / 4, norm)
-    assert step.reducer.norm() == pytest.approx(step.reducer.norm(recompute=True)) == pytest.approx(wanted / 4)
+    for recompute in (False, True):
+        assert step.reducer.norms(recompute=recompute) == pytest.approx([wanted / 4])
     assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(wanted / 4)
+
+
+def test_norms_of_groups_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    body, head = torch.nn.Linear(5, 7), torch.nn.Linear(7, 2)
+    frozen, still, unused = (
+        _parameter(1.0).requires_grad_(False),
+        _parameter(2.0).requires_grad_(False),
+        _parameter(3.0),
+    )
+    small = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+    groups: list[list[torch.nn.Parameter]] = [
+        [body.weight, frozen, head.bias, small],
+        [head.weight, body.bias],
+        [unused],
+        [still],
+    ]
+    optimizer = torch.optim.SGD([{"params": group} for group in groups])
+    step, _ = _attached([*body.parameters(), *head.parameters(), frozen, still, unused, small], optimizer=optimizer)
+    loss = head(body(torch.randn(3, 5))).pow(2).sum() + (small * 20_000).sum()
+    step(loss)
+    wanted = [_total(group) for group in groups]
+    norm, *found = step.reducer.norms(of_groups=True)
+    assert found == pytest.approx(wanted)
+    assert [norm] == step.reducer.norms(), "the sum over all groups does not depend on them"
+    assert found[0] > torch.finfo(torch.float16).max, "a norm of small numbers may be larger than they can be"
+    assert found[2:] == [0.0, 0.0]
+    step.reducer.scale(0.5)
+    assert step.reducer.norms(of_groups=True) == pytest.approx([norm / 2, *(one / 2 for one in wanted)])
+
+
+def _total(group: Sequence[torch.nn.Parameter]) -> float:
+    return float(torch.nn.utils.get_total_norm([one.grad.float() for one in group if one.grad is not None]))
+
+
+def test_norm_of_a_group_with_a_complex_parameter() -> None:
+    parameter = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64))
+    step, _ = _attached([parameter], optimizer=torch.optim.SGD([parameter]))
+    (gradient,) = step(parameter.abs().pow(2).sum())
+    assert gradient is not None
+    assert step.reducer.norms(of_groups=True) == pytest.approx([float(torch.linalg.vector_norm(gradient))] * 2)
 
 
 def test_averages_in_doubt_survive_into_the_next_attempt() -> None:

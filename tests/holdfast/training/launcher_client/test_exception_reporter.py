@@ -11,6 +11,7 @@ import torch.distributed
 
 from holdfast.core.limits import MAX_LINE_BYTES
 from holdfast.core.protocol import EXIT_PEER_LOST
+from holdfast.training.guards.out_of_memory import OutOfMemory
 from holdfast.training.launcher_client import exception_reporter
 from holdfast.training.launcher_client.no_launcher import NoLauncher
 from holdfast.training.launcher_client.placement import RankPlacement
@@ -41,6 +42,19 @@ def test_huge_exception_text_is_cut_to_a_line_with_its_beginning() -> None:
     assert (kind, body["name"], body["step"]) == ("exception", "ValueError", 7)
     assert body["message"].startswith("bad row: ")
     assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize("record", [OutOfMemory(times=2, step=7, micro_batch=4, requested=8), None])
+def test_record_of_a_full_gpu_memory_is_left_to_the_next_process(record: OutOfMemory | None) -> None:
+    agent = Told()
+    reporter = exception_reporter.Reporter(agent, lambda: 7, lambda: record)
+    reporter._before = lambda *_: None
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    reporter(type(error), error, None)
+    other = ValueError("loss is negative")
+    reporter(ValueError, other, None)
+    left = [body.get("outOfMemory") for _, body in agent.told]
+    assert left == [None if record is None else record.to_json(), None]
 
 
 @pytest.mark.parametrize("call", [torch.distributed.barrier, torch.distributed.destroy_process_group])

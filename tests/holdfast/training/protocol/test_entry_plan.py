@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.attempt import AttemptId
+from holdfast.training.data import SampleRange
+from holdfast.training.guards.non_finite import NonFiniteSteps, RollBack
+from holdfast.training.guards.out_of_memory import OutOfMemory
 from holdfast.training.protocol.entry_plan import EntryReport, decide, odd_model
-from holdfast.training.protocol.step_commit import RankState, prepared, voted
+from holdfast.training.protocol.random_streams import Seeds
+from holdfast.training.protocol.step_commit import RankState, invalidated, prepared, voted
 
 A, B, C = AttemptId(1, 1), AttemptId(1, 2), AttemptId(1, 3)
-NEW = EntryReport(rank_state=RankState(), outline="m")
-HELD = EntryReport(
-    rank_state=RankState(step=7, voted=A, synced=A), outline="m", claimed=1, saved_step=4, trained=A, shard=0
-)
+NEW = EntryReport(rank_state=RankState(), outline="m", seeds=Seeds(python=1, numpy=2, cpu=3, cuda=4))
+HELD = replace(NEW, rank_state=RankState(step=7, voted=A, synced=A), claimed=1, saved_step=4, trained=A, shard=0)
 IN_DOUBT = replace(HELD, rank_state=voted(prepared(HELD.rank_state, A), A))
 
 
@@ -23,6 +25,11 @@ def test_plan_without_state_in_memory_has_no_survivor_or_claim() -> None:
     assert (plan.resolution.donor, plan.resolution.newcomers) == (None, (0, 1))
     assert (plan.assignment, plan.claimed, plan.saved_step) == (None, False, 0)
     assert not plan.depends_on_newest, "the newest checkpoint is restored in any case"
+
+
+def test_plan_has_the_seeds_of_all_ranks_in_order() -> None:
+    other = replace(NEW, seeds=replace(NEW.seeds, cpu=5))
+    assert decide([NEW, other], B, shards=None).seeds.ranks == (NEW.seeds, other.seeds)
 
 
 def test_survivors_continue_under_the_claim_of_their_generation() -> None:
@@ -71,7 +78,42 @@ def test_without_one_of_the_shards_no_state_in_memory_counts() -> None:
     assert plan.assignment is not None
 
 
-@pytest.mark.parametrize("report", [NEW, HELD, IN_DOUBT])
+BACK = RollBack(
+    before=5,
+    record=NonFiniteSteps(skipped=2, roll_backs=1, reached=6),
+    skipped=(SampleRange(begin=16, end=24),),
+    reason="the gradients of steps 5 to 6 were not finite",
+)
+ROLLS_BACK = replace(HELD, rank_state=invalidated(HELD.rank_state), roll_back=BACK)
+
+
+@pytest.mark.parametrize("reports", [[ROLLS_BACK, ROLLS_BACK], [NEW, ROLLS_BACK], [ROLLS_BACK, NEW]])
+def test_roll_back_that_any_rank_knows_limits_the_restore_of_all(reports: list[EntryReport]) -> None:
+    plan = decide(reports, B, shards=None)
+    assert (plan.resolution.donor, plan.roll_back) == (None, BACK)
+
+
+def test_roll_back_gives_way_to_a_rank_that_still_has_its_state() -> None:
+    plan = decide([ROLLS_BACK, HELD], B, shards=None)
+    assert (plan.resolution.donor, plan.roll_back) == (1, None)
+
+
+def test_world_without_a_roll_back_restores_any_checkpoint() -> None:
+    assert decide([NEW, NEW], B, shards=None).roll_back is None
+
+
+FULL = OutOfMemory(times=2, step=7, micro_batch=4, requested=8)
+WAS_FULL = replace(HELD, out_of_memory=FULL)
+
+
+@pytest.mark.parametrize("other", [NEW, HELD, IN_DOUBT, ROLLS_BACK, WAS_FULL])
+def test_all_ranks_adopt_the_newest_record_of_a_full_memory(other: EntryReport) -> None:
+    before = replace(other, out_of_memory=OutOfMemory(times=1, step=7))
+    for reports in ([WAS_FULL, other], [other, WAS_FULL], [WAS_FULL, before], [before, WAS_FULL]):
+        assert decide(reports, B, shards=None).out_of_memory == FULL
+
+
+@pytest.mark.parametrize("report", [NEW, HELD, IN_DOUBT, ROLLS_BACK, WAS_FULL])
 def test_a_report_travels_as_json(report: EntryReport) -> None:
     assert EntryReport.from_json(report.to_json()) == report
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from holdfast.core.environment import read_environment
 from holdfast.core.errors import UsageError
+from holdfast.telemetry.step_pace import StepPace
 from holdfast.training.data import Audit
 from holdfast.training.options.config import Interval, effective
-from holdfast.training.protocol.step_ballot import Ballot, decode, encode
+from holdfast.training.protocol.step_ballot import Ballot, decode, encode, paces
 
 BALLOTS = st.builds(
     Ballot,
@@ -29,6 +30,13 @@ BALLOTS = st.builds(
     loss=st.floats(-1e6, 1e6),
     weight=st.floats(0.01, 1),
     seen=st.builds(Audit, st.integers(0, 2**64 - 1), st.integers(0, 1000)),
+    pace=st.builds(
+        StepPace,
+        data=st.floats(0, 100),
+        compute=st.floats(0, 100),
+        waiting=st.floats(0, 100),
+        weight=st.floats(0, 1),
+    ),
 )
 
 
@@ -36,10 +44,13 @@ BALLOTS = st.builds(
 def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     size = len(ballots)
     votes = [encode(ballot, rank=rank, world_size=size) for rank, ballot in enumerate(ballots)]
-    agreed = decode([max(numbers) for numbers in zip(*votes, strict=True)], world_size=size)
+    numbers = [max(column) for column in zip(*votes, strict=True)]
+    agreed = decode(numbers, world_size=size)
+    assert paces(numbers, world_size=size) == tuple(ballot.pace for ballot in ballots)
     assert agreed.checkpoint == any(ballot.checkpoint for ballot in ballots)
     assert agreed.quiesce == any(ballot.quiesce for ballot in ballots)
     assert agreed.non_finite == any(ballot.non_finite for ballot in ballots)
+    assert agreed.non_finite_ranks == tuple(rank for rank, ballot in enumerate(ballots) if ballot.non_finite)
     assert agreed.pause == any(ballot.pause for ballot in ballots)
     assert agreed.bound == any(ballot.bound for ballot in ballots)
     assert agreed.node_local == any(ballot.node_local for ballot in ballots)

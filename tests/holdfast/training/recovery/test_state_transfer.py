@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.training.recovery.state_transfer import (
     MESSAGES,
     OWN_BYTES,
-    ROOM_BYTES,
+    PREPARED_BYTES,
     SHARED_ABOVE_BYTES,
     Layout,
     ReceiveBuffers,
@@ -97,7 +97,7 @@ def test_prepared_memory_is_used_once_and_only_if_it_fits() -> None:
 
 def test_more_than_is_held_ahead_is_taken_when_it_comes() -> None:
     room = ReceiveBuffers()
-    room.prepare([(torch.uint8, (8,)), (torch.uint8, (ROOM_BYTES,)), (torch.uint8, (4,))])
+    room.prepare([(torch.uint8, (8,)), (torch.uint8, (PREPARED_BYTES,)), (torch.uint8, (4,))])
     assert room.held == 8
     room.prepare([(torch.uint8, (4,))])
     assert room.held == 4, "nothing is held twice"

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--faults", default="")
     args = parser.parse_args()
 
-    job = holdfast.init()
+    job = holdfast.init(guards=holdfast.Guards(max_roll_backs=0))
     torch.manual_seed(job.rank)  # ranks start with different weights: those of rank 0 must be used
     model = Net().to(torch.float64)
     for layer in model:
@@ -88,14 +88,14 @@ def main() -> None:
     job.fully_shard(model, size=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     arm(job, model, optimizer, args.faults)
-    job.manage(model=model, optimizer=optimizer, max_grad_norm=0.5)
+    job.manage(model=model, optimizer=optimizer, max_grad_norm=0.5, group_norms=True)
     results = []
     for x, y in job.batches(Points(), global_batch_size=11, micro_batch_size=2, max_steps=args.steps):
         time.sleep(args.pause)
         hold(job, args.hold_at)
         result = job.step((model(x) - y).square().mean())
         if result.committed:
-            results.append([result.loss, result.grad_norm])
+            results.append([result.loss, result.grad_norm, dict(result.group_norms)])
     told = {
         "losses": results,
         "shard": job.shard,

@@ -35,7 +35,7 @@ class Dead(Store):
 @pytest.fixture(autouse=True)
 def answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the store in the calling thread."""
-    monkeypatch.setattr("holdfast.training.step.call_mismatch.run_aside", lambda ask, *words: ask(*words))
+    monkeypatch.setattr("holdfast.training.step.call_mismatch.start_thread", lambda ask, *words, name: ask(*words))
 
 
 def world(store: Store, size: int = 2) -> list[Calls]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -17,6 +19,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import NonFiniteError, PeerLostError
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.distributed.process_group import Group
+from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Any]
@@ -143,13 +146,14 @@ def narrow(made: dict[str, Any], limit: float) -> torch.Tensor:
     return found
 
 
-def test_overflow_under_a_falling_scale_does_not_end_the_script(solo: Make) -> None:
+def test_overflow_under_a_falling_scale_is_no_case_for_the_guards(solo: Make) -> None:
     made = parts(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24))
     run = solo(None)
     run.job.manage(**made)
     reasons = [run.job.step(narrow(made, 4.0)).reason for _ in range(23)]
     assert reasons == ["NonFinite"] * 22 + ["Committed"]
     assert made["scaler"].get_scale() == 4.0
+    assert not run.launcher.of("skipped")
 
 
 def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> None:
@@ -160,6 +164,38 @@ def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> N
     assert reasons == ["NonFinite"] * 11, "two steps halve the scale to 1; only those after them count"
     with pytest.raises(NonFiniteError, match="10 steps in a row"):
         run.job.step(narrow(made, 0.0))
+
+
+def draw() -> list[float]:
+    """Draw from each generator, an odd count of normal numbers, of which generators compute and keep a second one."""
+    python = [random.random(), random.gauss(0, 1)]
+    return [*python, np.random.rand(), np.random.randn(), *torch.rand(3).tolist(), float(torch.randn(1))]
+
+
+@pytest.mark.parametrize("own_loader", [False, True])
+def test_a_discarded_step_leaves_no_trace_in_the_random_generators(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, own_loader: bool
+) -> None:
+    """The step is discarded twice, after different numbers of draws."""
+    run, made = solo(None, attempt_id=AttemptId(1, 1)), parts()
+    run.launcher.moves_on = True
+    run.job.manage(**made)
+    finish, lost = Stepper.finish, []
+
+    def breaks(stepper: Stepper, samples: int | None) -> Any:
+        if run.job.committed_step == 1 and len(lost) < 2:
+            lost.append([draw() for _ in lost])
+            raise PeerLostError("cut")
+        return finish(stepper, samples)
+
+    monkeypatch.setattr(Stepper, "finish", breaks)
+    drawn: dict[int, list[list[float]]] = {}
+    for batch in [torch.ones(4, 2)] * 5 if own_loader else batches(run.job, 3):
+        drawn.setdefault(run.job.committed_step, []).append(draw())
+        run.job.step(loss(made, batch))
+    assert [len(tries) for tries in drawn.values()] == [1, 3, 1]
+    assert drawn[1] == [drawn[1][0]] * 3
+    assert len({number for tries in drawn.values() for number in tries[0]}) == 24, "each step has other numbers"
 
 
 def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from holdfast.core.environment import read_environment
 from holdfast.telemetry.activity import Meter
 from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.guards.out_of_memory import OutOfMemory
+from holdfast.training.guards.settings import Guards
 from holdfast.training.init import PhaseTeller
 from holdfast.training.job import Job
 from holdfast.training.launcher_client.connection import Parting, Requests
@@ -44,6 +46,7 @@ class Recorder:
     durable: int = 0
     trained: AttemptId | None = None
     books: LauncherFailures | None = None
+    out_of_memory: OutOfMemory = field(default_factory=OutOfMemory)
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attempt_id: AttemptId | None = None  # None: the folder determines the attempt
     places: int = 0  # the given ones
@@ -160,6 +163,7 @@ def make_solo(
     full_every: int = 1,
     delta_threshold: float = 0.0,
     bytes_per_second: int | None = None,
+    guards: Guards | None = None,
 ) -> Solo:
     """Create a job. A second call with the same folder starts the next attempt."""
     launcher = Recorder(attempt_id=attempt_id)
@@ -192,5 +196,6 @@ def make_solo(
         meter=Meter(PhaseTeller(launcher), ledger),
         ledger=ledger,
         device=lambda place: torch.device("cpu"),
+        guards=guards,
     )
     return Solo(job, launcher, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from failing_jobs import training
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sim import Make, Sim
@@ -17,17 +18,19 @@ MISSED = ("Infrastructure", "PeerLost", "gpt-w0")
 
 def ended(sim: Sim, word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> tuple[int, int]:
     """The world ends, and the launchers that live say why; returns its pair."""
-    pair = (sim.world["generation"], sim.world["attempt"])
+    attempt_id = (sim.world["generation"], sim.world["attempt"])
     sim.world = None
-    tell(sim, pair, word, part_of)
-    return pair
+    tell(sim, attempt_id, word, part_of)
+    return attempt_id
 
 
-def tell(sim: Sim, pair: tuple[int, int], word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> None:
+def tell(
+    sim: Sim, attempt_id: tuple[int, int], word: tuple[str, str, str], part_of: tuple[int, int] | None = None
+) -> None:
     cause, reason, pod = word
-    sim.incidents[pair] = {
-        "generation": pair[0],
-        "attempt": pair[1],
+    sim.incidents[attempt_id] = {
+        "generation": attempt_id[0],
+        "attempt": attempt_id[1],
         "cause": cause,
         "action": "InPlace",
         "reason": reason,
@@ -43,6 +46,20 @@ def tell(sim: Sim, pair: tuple[int, int], word: tuple[str, str, str], part_of: t
     }
     sim.report()
     sim.settle()
+
+
+def test_step_that_is_repeated_with_more_memory_is_listed_and_not_counted(make_sim: Make) -> None:
+    sim = training(make_sim, budgets=[{"cause": "OOM", "maxRestarts": 0}])
+    for _ in range(3):
+        ended(sim, ("OOM", "OutOfMemoryRetried", POD))
+        sim.run(30, until=lambda: sim.world is not None)
+    assert [incident.decision for incident in sim.status.incidents] == ["IgnoreByDefault"] * 3
+    assert counted(sim) == {}
+    assert sim.status.backoff_until is None
+    assert not sim.status.terminal
+    ended(sim, OOM)
+    sim.run(30, until=lambda: sim.status.terminal)
+    assert sim.status.condition("Failed").reason == "OOMBudgetExceeded"
 
 
 def counted(sim: Sim) -> dict[str, int]:
@@ -62,7 +79,7 @@ def exhaust(sim: Sim, *, ends: int = 3) -> None:
 
 def acknowledged(sim: Sim) -> set[tuple[int, int]]:
     assert sim.document is not None
-    return {(pair["generation"], pair["attempt"]) for pair in sim.document["acknowledged"]}
+    return {(attempt_id["generation"], attempt_id["attempt"]) for attempt_id in sim.document["acknowledged"]}
 
 
 def test_ends_of_one_exhaustion_are_one_incident(trained: Sim) -> None:
@@ -103,13 +120,13 @@ def test_a_part_of_what_nobody_told_is_an_incident_of_its_own(trained: Sim) -> N
 
 
 def test_oom_kill_replaces_lost_peers_reported_before(trained: Sim) -> None:
-    pair = ended(trained, MISSED)
+    attempt_id = ended(trained, MISSED)
     assert counted(trained) == {"Infrastructure": 1}
-    tell(trained, pair, OOM)
+    tell(trained, attempt_id, OOM)
     assert counted(trained) == {"OOM": 1}
     (incident,) = trained.status.incidents
     assert (incident.cause, incident.reason, incident.pod) == ("OOM", "OutOfMemory", POD)
-    tell(trained, pair, MISSED)
+    tell(trained, attempt_id, MISSED)
     assert counted(trained) == {"OOM": 1}, "and never go back"
 
 

@@ -243,7 +243,7 @@ def test_interruptions_climb_nothing(make_sim: Make) -> None:
 def _incident(number: int, cause: str) -> Incident:
     return Incident(
         number=0,
-        pair=AttemptId(generation=1, attempt=number),
+        attempt_id=AttemptId(generation=1, attempt=number),
         cause=cause,
         action="InPlace",
         reason="ExitCode",

@@ -23,14 +23,14 @@ from holdfast_operator.decision.membership.candidates import (
 )
 from holdfast_operator.decision.membership.rules import check_invariants, decide
 
-PAIRS = st.one_of(st.none(), st.builds(attempt, st.integers(1, 4), st.integers(1, 3)))
+ATTEMPT_IDS = st.one_of(st.none(), st.builds(attempt, st.integers(1, 4), st.integers(1, 3)))
 CLAIMS = st.builds(
     Claim,
-    pair=st.builds(attempt, st.integers(1, 6), st.just(1)),
+    attempt_id=st.builds(attempt, st.integers(1, 6), st.just(1)),
     job_uid=st.just("old"),
     publication=st.just("p"),
     from_step=st.just(0),
-    from_pair=PAIRS,
+    from_attempt_id=ATTEMPT_IDS,
 )
 UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -39,16 +39,16 @@ UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
 def workers(draw: st.DrawFn) -> tuple[Candidate, ...]:
     found = []
     for uid in draw(st.sets(UIDS)):
-        pair = draw(PAIRS)
+        attempt_id = draw(ATTEMPT_IDS)
         others = tuple(sorted(draw(st.sets(UIDS)) | {uid}))
-        world = running(pair.generation, pair.attempt, *others) if pair else None
+        world = running(attempt_id.generation, attempt_id.attempt, *others) if attempt_id else None
         found.append(
             replace(
                 worker(
                     uid,
                     world,
-                    accepted=draw(PAIRS),
-                    started=draw(PAIRS),
+                    accepted=draw(ATTEMPT_IDS),
+                    started=draw(ATTEMPT_IDS),
                     lost_members=tuple(draw(st.sets(UIDS))),
                     foreign_claims=tuple(draw(st.lists(CLAIMS, max_size=2))),
                 ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sim import Sim
 
+from holdfast_operator.reconcile.job_metrics import ratios_of
+
 FULL = {
     "since": "2026-01-31T12:00:00.000000Z",
     "commits": 1,
@@ -67,6 +69,54 @@ def test_checkpoint_alone_makes_no_revision(trained: Sim) -> None:
 
 def test_node_local_tiers_are_no_failing_checkpoint(trained: Sim) -> None:
     trained.failing = {"memory": FULL, "local": FULL}
+    trained.run(5)
+    assert trained.status.summary == "Training"
+
+
+def test_slow_ranks_are_named_until_they_are_not_slow(trained: Sim) -> None:
+    sim = trained
+    sim.slow_ranks = [
+        {"rank": 2, "pod": "gpt-w2", "node": "node-3", "seconds": 0.41, "medianSeconds": 0.12, "activity": "compute"}
+    ]
+    sim.run(5)
+    assert (sim.status.summary, sim.status.holds("Ready")) == ("SlowRanks", True)
+    assert sim.status.condition("Degraded").message == (
+        "Training waits for slow ranks: rank 2 (gpt-w2 on node-3) uses 0.41 s per step for itself, the median rank "
+        "0.12 s, mostly for compute"
+    )
+    sim.run(60)
+    assert [reason for reason, _ in sim.events].count("SlowRanks") == 1
+    sim.failing = {"shared": FULL}
+    sim.run(5)
+    assert sim.status.summary == "CheckpointsFailing", "a failure is more urgent"
+    sim.failing, sim.slow_ranks = {}, []
+    sim.run(5)
+    assert (sim.status.summary, sim.status.holds("Degraded")) == ("Training", False)
+
+
+def test_slow_rank_is_on_the_node_of_its_pod_whatever_the_launcher_says(trained: Sim) -> None:
+    """An alert may drain this node."""
+    one = {"seconds": 0.41, "medianSeconds": 0.1, "activity": "compute"}
+    node = next(worker.node for worker in trained.status.workers if worker.incarnation == 2)
+    trained.slow_ranks = [
+        {"rank": 2, "pod": "gpt-w2", "node": "another-node", **one},
+        {"rank": 3, "pod": "no-pod-of-this-job", "node": node, **one},
+    ]
+    trained.run(5)
+    slow = trained.plan().slow_ranks
+    assert [(found.rank, found.node) for found in slow] == [(2, node)]
+    assert ratios_of(slow) == {("2", node, "compute"): 4.1}
+
+
+def test_many_slow_ranks_are_counted(trained: Sim) -> None:
+    one = {"pod": "gpt-w2", "node": "node-3", "seconds": 0.41, "medianSeconds": 0.12, "activity": "data"}
+    trained.slow_ranks = [{"rank": rank, **one} for rank in range(40)]
+    trained.run(5)
+    assert trained.status.condition("Degraded").message.endswith("; 13 more are slow")
+
+
+def test_unreadable_slow_ranks_are_ignored(trained: Sim) -> None:
+    trained.slow_ranks = [{"rank": "two"}, {"rank": None}, {}]
     trained.run(5)
     assert trained.status.summary == "Training"
 

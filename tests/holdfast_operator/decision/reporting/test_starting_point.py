@@ -12,7 +12,7 @@ from holdfast_operator.api.status import Status, operator_state
 from holdfast_operator.reconcile.act import status_patch
 
 
-def claim(sim: Sim, *, generation: int = 1, step: int = 0, pair: dict[str, int] | None = None) -> None:
+def claim(sim: Sim, *, generation: int = 1, step: int = 0, attempt_id: dict[str, int] | None = None) -> None:
     """The coordinator's launcher reports that its attempt claimed the folder."""
     told = {
         "version": 1,
@@ -21,7 +21,7 @@ def claim(sim: Sim, *, generation: int = 1, step: int = 0, pair: dict[str, int] 
         "generation": generation,
         "attempt": 1,
         "fromStep": step,
-        "fromPair": pair,
+        "fromPair": attempt_id,
     }
     for _, body in sim.heard.values():
         body["launcher"]["highestClaim"] = told
@@ -36,8 +36,8 @@ def words(sim: Sim) -> tuple[str, int, str]:
 
 
 def test_job_on_an_old_folder_reports_that_it_resumes(trained: Sim) -> None:
-    assert trained.status.origin.pair is None, "nothing is said before it is known"
-    claim(trained, step=350, pair={"generation": 7, "attempt": 2})
+    assert trained.status.origin.attempt_id is None, "nothing is said before it is known"
+    claim(trained, step=350, attempt_id={"generation": 7, "attempt": 2})
     reason, step, message = words(trained)
     assert (reason, step) == ("ResumesFromCheckpoint", 350)
     assert "step 350 in the job's folder" in message
@@ -59,7 +59,7 @@ def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, sa
 def test_it_is_said_once_and_again_only_after_a_suspension(trained: Sim) -> None:
     claim(trained)
     trained.run(10)
-    claim(trained, generation=1, step=9, pair={"generation": 1, "attempt": 1})
+    claim(trained, generation=1, step=9, attempt_id={"generation": 1, "attempt": 1})
     assert trained.status.origin.step == 0
     trained.body["spec"]["suspend"] = True
     trained.settle()
@@ -67,8 +67,8 @@ def test_it_is_said_once_and_again_only_after_a_suspension(trained: Sim) -> None
     trained.run(60, until=lambda: trained.status.holds("Suspended"))
     trained.body["spec"]["suspend"] = False
     trained.run(60, until=lambda: trained.status.summary == "Training")
-    assert trained.status.origin.pair is None
-    claim(trained, generation=2, step=40, pair={"generation": 1, "attempt": 1})
+    assert trained.status.origin.attempt_id is None
+    claim(trained, generation=2, step=40, attempt_id={"generation": 1, "attempt": 1})
     assert words(trained)[:2] == ("ResumesFromCheckpoint", 40)
     assert "resumes from the checkpoint of step 40" in words(trained)[2]
 

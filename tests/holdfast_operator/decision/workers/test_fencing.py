@@ -132,7 +132,7 @@ def test_new_operator_takes_the_deadline_from_the_status(
 
 def test_report_of_the_pod_or_a_peer_contradicts_a_proof(observed: Observed, gone_pod: Any, reported: Report) -> None:
     own = replace(reported, pod_uid="u", world=None)
-    world = World(pair=reported.world.pair, publication="p", members=("u", "v"), coordinator="v")  # type: ignore[union-attr]
+    world = World(attempt_id=reported.world.attempt_id, publication="p", members=("u", "v"), coordinator="v")  # type: ignore[union-attr]
     peer = replace(reported, pod_uid="v", world=world)
     for report in (replace(own, received_at=seconds(75)), replace(peer, received_at=seconds(75))):
         assert not proved(observed, NODE, at=76, pod=gone_pod, reports=(report,))

@@ -20,7 +20,7 @@ from holdfast_operator.decision.workers.network_partition import cut_off
 from holdfast_operator.views import Report, World
 
 Make = Callable[..., PlanDraft]
-PAIR = AttemptId(generation=1, attempt=1)
+ATTEMPT_ID = AttemptId(generation=1, attempt=1)
 SECOND = timedelta(seconds=1)
 
 
@@ -40,7 +40,7 @@ def make_draft(observed: Observed) -> Make:
     ) -> PlanDraft:
         uids = [f"u{number}" for number in range(len(ago))]
         now = observed.started_at + timedelta(seconds=began)
-        told = World(pair=PAIR, publication="p", members=tuple(uids[n] for n in world), coordinator="u0")
+        told = World(attempt_id=ATTEMPT_ID, publication="p", members=tuple(uids[n] for n in world), coordinator="u0")
         reports = tuple(
             Report(
                 pod_uid=uids[number],

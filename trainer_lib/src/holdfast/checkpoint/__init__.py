@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CLAIMS, CheckpointName, step_number
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
-from holdfast.checkpoint.restore.search import none_whole, restore
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank, lead
+from holdfast.checkpoint.restore.search import no_complete_checkpoint, restore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NoCompleteCheckpointError, StateError, UsageError
 from holdfast.core.paths import local_path
@@ -64,7 +64,7 @@ def save(
     Ranks may pass different objects under different names, as the stages of a pipeline do: the checkpoint contains
     all of them. Raise `PeerLostError` if a rank is lost.
     """
-    from holdfast.checkpoint.process_group_exchange import Together, joined
+    from holdfast.checkpoint.process_group_exchange import ProcessGroupExchange, joined
     from holdfast.checkpoint.saving.snapshot import Snapshot
     from holdfast.checkpoint.saving.writer import save as save_snapshot
     from holdfast.checkpoint.state.flatten import check_stateful, flatten, sampled
@@ -76,7 +76,7 @@ def save(
     if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: pass their group to save() on each of them")
     catalog.check_place(root)
-    exchange: Exchange = Alone() if group is None else Together(group)
+    exchange: Exchange = SingleRank() if group is None else ProcessGroupExchange(group)
     every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
     name = CheckpointName(step=step, attempt_id=AttemptId(0, number))
@@ -87,7 +87,7 @@ def save(
         fill=flat.fill,
         state={"objects": every.objects, "counters": {}},
         data=None,
-        alone={"rng": capture()},
+        per_rank={"rng": capture()},
         numerics=fingerprint(),
         shares=every.shares,
         mesh=every.mesh,
@@ -126,43 +126,45 @@ def load(
     Raise `NoCompleteCheckpointError` if no checkpoint can be restored, and `PeerLostError` if a rank is lost. Raise
     `UsageError` for the folder of a single checkpoint, and if one of several ranks passes neither `group` nor `step`.
     """
-    from holdfast.checkpoint.process_group_exchange import Together
+    from holdfast.checkpoint.process_group_exchange import ProcessGroupExchange
     from holdfast.checkpoint.state import rng
-    from holdfast.checkpoint.state.dtypes import blank
+    from holdfast.checkpoint.state.dtypes import on_meta
     from holdfast.checkpoint.state.flatten import check_stateful
-    from holdfast.checkpoint.state.load import load_into, tell
+    from holdfast.checkpoint.state.load import load_into, log_replaced_settings
     from holdfast.checkpoint.state.unflatten import adopt
 
     check_stateful(stateful)
     root, step = local_path(folder), None if step is None else step_number(step)
     if group is None and step is None:
-        _insist_on_one_rank()
+        _require_single_rank()
     catalog.check_place(root)
-    exchange = Alone() if group is None else Together(group)
-    found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
+    exchange = SingleRank() if group is None else ProcessGroupExchange(group)
+    found = restore(
+        root, exchange, step=step, select=lambda manifest: _rows_not_requested(manifest, stateful), without_job=True
+    )
     if found.loaded is None:
         if found.stuck:
-            raise NoCompleteCheckpointError(none_whole(found, [str(root)]))
+            raise NoCompleteCheckpointError(no_complete_checkpoint(found, [str(root)]))
         if exchange.rank == 0 and (wrong := catalog.what_is_wrong(root)):
             _log.warning("nothing was loaded: %s", wrong)
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
-    generators = None if loaded.alone is None else rng.read(rng.of(loaded.alone))
+    generators = None if loaded.per_rank is None else rng.read(rng.of(loaded.per_rank))
     other = load_into(
         stateful,
         manifest.objects,
         lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
-        blank=lambda name: blank(manifest.tensors[name]),
+        on_meta=lambda name: on_meta(manifest.tensors[name]),
         partly=True,
     )
     if generators is not None:
         generators.apply()
     if exchange.rank == 0:
-        tell(other)
+        log_replaced_settings(other)
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined, lost=found.lost)
 
 
-def _insist_on_one_rank() -> None:
+def _require_single_rank() -> None:
     from holdfast.checkpoint.process_group_exchange import ranks
 
     if ranks() > 1:
@@ -174,9 +176,9 @@ def _insist_on_one_rank() -> None:
         )
 
 
-def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:
+def _rows_not_requested(manifest: Manifest, objects: Collection[str]) -> Rows:
     """Select no rows of the tensors that none of these objects has, so that a restore does not read them."""
     from holdfast.checkpoint.ranks.merge import tensors_in
 
-    asked = {name for one in objects for name in tensors_in(manifest.objects.get(one))}
-    return {name: (0, 0) for name in manifest.tensors if name not in asked}
+    requested = {name for one in objects for name in tensors_in(manifest.objects.get(one))}
+    return {name: (0, 0) for name in manifest.tensors if name not in requested}

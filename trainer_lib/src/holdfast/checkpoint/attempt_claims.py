@@ -28,7 +28,7 @@ class Fence:
     def __init__(
         self,
         root: Path,
-        where: Sequence[CheckpointStore],
+        stores: Sequence[CheckpointStore],
         resume: fencing.Resume,
         on_foreign: Callable[[tuple[Claim, ...]], None],
     ) -> None:
@@ -36,7 +36,7 @@ class Fence:
         self.claims: tuple[Claim, ...] = ()
         self.attempt = Attempt(attempt_id=AttemptId(0, 0), job_uid="", publication="", run_id="")
         self._root = root
-        self._where = where
+        self._stores = stores
         self._on_foreign = on_foreign
 
     def enter(self, attempt: Attempt) -> None:
@@ -49,21 +49,21 @@ class Fence:
         """The claims and settings that decide which checkpoints count."""
         return FencingContext(claims=self.claims, job_uid=self.attempt.job_uid, resume=self.resume)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         make_folder(self._root)
-        self._heed(list_claims(self._root))
+        self._apply(list_claims(self._root))
 
-    def look_everywhere(self) -> list[dict[str, object]]:
+    def refresh_all(self) -> list[dict[str, object]]:
         """Read the claims of the folder and of its copies, and return them as JSON objects.
 
-        The copies may be the only place that still has claims. Reading them is slow, so a fast recovery uses `look`
-        instead.
+        The copies may be the only place that still has claims. Reading them is slow, so a fast recovery uses
+        `refresh` instead.
         """
-        self.look()
-        self._heed(fencing.union(*(store.claims() for store in self._where)))
+        self.refresh()
+        self._apply(fencing.union(*(store.claims() for store in self._stores)))
         return [claim.to_json() for claim in self.claims]
 
-    def _heed(self, on_tier: Sequence[Claim]) -> None:
+    def _apply(self, on_tier: Sequence[Claim]) -> None:
         self._refuse_foreign(on_tier)
         self.claims = fencing.union(on_tier, self.attempt.known)
 
@@ -72,10 +72,10 @@ class Fence:
         """The step that the highest claim of this job's line continues, or the newest step known to
         be on the volume.
         """
-        line = fencing.binding(self.claims, self.attempt.job_uid)
-        top = line[0] if line else None
-        others = top is not None and top.job_uid != self.attempt.job_uid
-        continued = 0 if top is None or (others and self.resume is fencing.Resume.NEVER) else top.from_step
+        bound = fencing.binding(self.claims, self.attempt.job_uid)
+        top = bound[0] if bound else None
+        of_other_job = top is not None and top.job_uid != self.attempt.job_uid
+        continued = 0 if top is None or (of_other_job and self.resume is fencing.Resume.NEVER) else top.from_step
         return max(continued, self.attempt.durable)
 
     def write(self, claim: Claim, base: CheckpointName | None, *, again: bool) -> None:
@@ -83,14 +83,14 @@ class Fence:
 
         `base` is the checkpoint that the claim continues, if it was read from the shared folder.
         """
-        self._insist_on_base(claim, base)
+        self._require_base(claim, base)
         try:
             write_claim(self._root, claim, again=again)
         except ClaimError:
             self._refuse_foreign(list_claims(self._root))  # reports the other job, if another job took the name first
             raise
         try:
-            self._insist_on_base(claim, base)
+            self._require_base(claim, base)
         except ClaimError:
             remove_claims(self._root, [claim])
             raise
@@ -100,7 +100,7 @@ class Fence:
         catalog.clean(self._root, own=claim.attempt_id)
         remove_claims(self._root, fencing.superfluous(on_tier, claim))
 
-    def _insist_on_base(self, claim: Claim, base: CheckpointName | None) -> None:
+    def _require_base(self, claim: Claim, base: CheckpointName | None) -> None:
         if base is None or (base.step, base.attempt_id) != (claim.from_step, claim.from_attempt_id):
             return
         if not exists(self._root, base):

@@ -44,8 +44,8 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
     chosen = lead(exchange, choose)
     known: tuple[Claim, ...] = ()
     if root is not None:
-        told = lead(exchange, lambda: [claim.to_json() for claim in list_claims(root)])
-        known = tuple(map(Claim.from_json, told))
+        listed = lead(exchange, lambda: [claim.to_json() for claim in list_claims(root)])
+        known = tuple(map(Claim.from_json, listed))
     return Attempt(
         attempt_id=AttemptId(int(chosen["generation"]), 1),
         job_uid=BY_HAND,

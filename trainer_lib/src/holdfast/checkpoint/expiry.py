@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.folder.upload_marker import on_its_way
+from holdfast.checkpoint.folder.upload_marker import uploading_checkpoint
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing, retention
 from holdfast.checkpoint.saving.checkpoint_index import Ages
@@ -33,9 +33,9 @@ class Expiry:
         self._clock = clock
         self._ages = Ages(FolderStore(root))
 
-    def learn(self, snapshot: Snapshot) -> None:
+    def add_entry(self, snapshot: Snapshot) -> None:
         """Record a checkpoint that was just published, so that its manifest need not be read."""
-        self._ages.learn(snapshot)
+        self._ages.add_entry(snapshot)
 
     def expire(self, attempt: Attempt, claims: tuple[Claim, ...]) -> None:
         """Delete old checkpoints. If a newer attempt has claimed, delete nothing: it may continue any of them.
@@ -52,7 +52,7 @@ class Expiry:
                 )
                 return
             decided = retention.decide(
-                self._ages.look(),
+                self._ages.entries(),
                 fence,
                 job_uid=attempt.job_uid,
                 own=attempt.attempt_id,
@@ -60,8 +60,8 @@ class Expiry:
                 keep_last=self._keep_last,
                 rules=self._rules,
                 now=self._clock(),
-                uploading=on_its_way(self._root),
+                uploading=uploading_checkpoint(self._root),
             )
-            catalog.delete(self._root, retention.leaving(decided))
+            catalog.delete(self._root, retention.to_delete(decided))
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not list %s: %s", self._root, error)

@@ -18,12 +18,12 @@ from holdfast.checkpoint.folder.publish import exists
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import DATA_ALIGNMENT, Holding, TensorSpec
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, WRITERS, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, WRITERS, Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.policy import fencing, retention
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank, lead
 from holdfast.checkpoint.restore.rank_reader import Select
-from holdfast.checkpoint.restore.search import Restored, newest, none_whole, restore
+from holdfast.checkpoint.restore.search import Restored, newest, no_complete_checkpoint, restore
 from holdfast.checkpoint.saving.background import PendingSave, Saving
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.planner import Planner
@@ -49,14 +49,14 @@ NO_RULES: Final = retention.Rules()
 # The header of a file grows with the metadata of its checkpoint.
 HEADER_SPARE: Final = DATA_ALIGNMENT
 # A store that answers only some requests would make a restore repeat without end.
-_LOOKS: Final = 5
+_SEARCHES: Final = 5
 
 
-def _nothing() -> None:
+def _no_check() -> None:
     """The default check, which never ends an attempt."""
 
 
-def _untold(result: SaveResult) -> None:
+def _ignore_result(result: SaveResult) -> None:
     """The default callback of a save, which ignores the result."""
 
 
@@ -84,20 +84,20 @@ class CheckpointManager:
         self._root = root
         shared = FolderStore(root)
         self._copies = FallbackStore(copies, shared, in_flight=copies_in_flight) if copies else None
-        self._where: tuple[CheckpointStore, ...] = (shared,) if self._copies is None else (shared, self._copies)
+        self._stores: tuple[CheckpointStore, ...] = (shared,) if self._copies is None else (shared, self._copies)
         self._keep_last = keep_last
         self._expiry = Expiry(root, keep_last=keep_last, rules=rules, clock=clock)
-        self._fence = Fence(root, self._where, resume, on_foreign)
-        self._base_here: CheckpointName | None = None
-        self._exchange: Exchange = Alone()
+        self._fence = Fence(root, self._stores, resume, on_foreign)
+        self._shared_base: CheckpointName | None = None
+        self._exchange: Exchange = SingleRank()
         self._arena = arena or Arena()
         self._planner = Planner()
         self._saving: Saving | None = None
         self.saves = 0  # number of saves of this attempt
-        self._aside: Callable[[int], Exchange] | None = None
-        self._check = _nothing
+        self._background_exchange: Callable[[int], Exchange] | None = None
+        self._check = _no_check
         self._full_every, self._delta_threshold = full_every, delta_threshold
-        self._bytes_per_second, self._max_in_flight, self._pace = bytes_per_second, max_in_flight, UNHINDERED
+        self._bytes_per_second, self._max_in_flight, self._pace = bytes_per_second, max_in_flight, UNLIMITED
         self._chain: Chain | None = None  # per attempt, because a save of an older attempt may still be running
         self._known_tiers: tuple[Tier, ...] = (MemoryTier(), LocalTier()) if tiers is None else tuple(tiers)
         self.tiers: tuple[Tier, ...] = ()
@@ -108,16 +108,16 @@ class CheckpointManager:
         attempt: Attempt,
         exchange: Exchange,
         *,
-        aside: Callable[[int], Exchange] | None = None,
-        check: Callable[[], None] = _nothing,
+        background_exchange: Callable[[int], Exchange] | None = None,
+        check: Callable[[], None] = _no_check,
     ) -> None:
         """Begin an attempt, whose ranks exchange values over `exchange`.
 
-        For each save, `aside` returns a separate exchange, by the number of the save, for use on a background thread.
+        For each save, `background_exchange` returns an exchange for a background thread, by the save's number.
         `check` raises when the attempt is over.
         """
         self._exchange = exchange
-        self._aside, self._check, self.saves = aside, check, 0
+        self._background_exchange, self._check, self.saves = background_exchange, check, 0
         self._fence.enter(attempt)
         self._chain = Chain(every=self._full_every, threshold=self._delta_threshold) if self._full_every > 1 else None
 
@@ -135,12 +135,12 @@ class CheckpointManager:
         """
         entered = []
         for tier in self._known_tiers:
-            theirs = [one[tier.name] for one in members if tier.name in one]
-            if tier.name in own and len(theirs) == len(members):
+            announced = [one[tier.name] for one in members if tier.name in one]
+            if tier.name in own and len(announced) == len(members):
                 tier.enter(
                     TierWorld(
-                        settings=TierSettings.agreed(own[tier.name], theirs[0]),
-                        neighbours=frozenset(Neighbour.from_json(one["me"]) for one in theirs),
+                        settings=TierSettings.agreed(own[tier.name], announced[0]),
+                        neighbours=frozenset(Neighbour.from_json(one["me"]) for one in announced),
                         local_rank=local_rank,
                         exchange=self._exchange,
                         check=check,
@@ -149,7 +149,7 @@ class CheckpointManager:
                 entered.append(tier)
                 continue
             tier.close()
-            if theirs and self._exchange.rank == 0:
+            if announced and self._exchange.rank == 0:
                 _log.warning(
                     "some launchers have no %s tier: nothing is saved there (--%s-tier)", tier.name, tier.name
                 )
@@ -161,13 +161,15 @@ class CheckpointManager:
         staged = plan(self._owned(snapshot), None, self._planner, rank=exchange.rank, size=exchange.size)
         return tier.save(staged, exchange, self._fence.context, check=self._check, asked=asked)
 
-    def begin_on(self, tier: Tier, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
+    def begin_on(
+        self, tier: Tier, snapshot: Snapshot, on_end: Callable[[SaveResult], None] = _ignore_result
+    ) -> Saving:
         """Save on a tier in the background, from the same staging buffer as `begin`. Only one save runs at a time."""
         called = time.monotonic()
         staged, exchange = self._staged(snapshot, tier.pace())
         context, check = self._fence.context, self._check
         work = partial(tier.save, staged, exchange, context, check=check)
-        return self._begun(PendingSave(staged=staged, commits=work, ended=told, called=called))
+        return self._start(PendingSave(staged=staged, commits=work, ended=on_end, called=called))
 
     def is_durable(self, name: CheckpointName) -> bool:
         """Return whether the shared tier has this checkpoint. Every rank calls it."""
@@ -181,32 +183,32 @@ class CheckpointManager:
         script whose state is only in memory. Rank 0 calls `waits` before each pause.
         """
 
-        def look(_: bool) -> list[int]:
-            self._fence.look()
-            found = self._newest_in((*self._near(), self._where[0])) or self._newest_copy()
+        def refresh(_: bool) -> list[int]:
+            self._fence.refresh()
+            found = self._newest_in((*self._tier_stores(), self._stores[0])) or self._newest_copy()
             return [] if found is None else [found.step, found.attempt_id.generation, found.attempt_id.attempt]
 
-        answer = lead(self._exchange, lambda: until_usable(look, waits, self._check))
+        answer = lead(self._exchange, lambda: until_usable(refresh, waits, self._check))
         return CheckpointName(step=answer[0], attempt_id=AttemptId(answer[1], answer[2])) if answer else None
 
-    def _newest_in(self, where: Sequence[CheckpointStore]) -> CheckpointName | None:
+    def _newest_in(self, stores: Sequence[CheckpointStore]) -> CheckpointName | None:
         known = self._fence.context
-        found = newest(where, claims=known.claims, job_uid=known.job_uid, resume=known.resume)
+        found = newest(stores, claims=known.claims, job_uid=known.job_uid, resume=known.resume)
         return None if found is None else found[0]
 
     def _newest_copy(self) -> CheckpointName | None:
-        if len(self._where) == 1:
+        if len(self._stores) == 1:
             return None
         try:
-            self._fence.look_everywhere()
-            return self._newest_in(self._where)
+            self._fence.refresh_all()
+            return self._newest_in(self._stores)
         except UnavailableError as error:
             _log.warning("copies cannot be checked for a newer checkpoint: %s", error)
             return None
 
-    def restore(self, select: Select | None = None) -> Restored:
+    def restore(self, select: Select | None = None, *, before: int | None = None) -> Restored:
         """Return the newest checkpoint of this job's line that every rank can read as it requests; None if there is
-        none.
+        none. With `before`, only checkpoints of steps below it count.
 
         Raise `NoCompleteCheckpointError` if all are corrupt. A claim that starts from nothing would abandon them, and
         retention would then delete them. The first checkpoint that a job made is moved aside instead: starting again
@@ -214,9 +216,9 @@ class CheckpointManager:
         """
         if self._saving is not None:
             self._saving.settle(self._check)  # the running save may be the checkpoint to restore
-        found = self._found(select)
+        found = self._found(select, before)
         if found.stuck:
-            raise NoCompleteCheckpointError(none_whole(found, [store.url for store in self._where]))
+            raise NoCompleteCheckpointError(no_complete_checkpoint(found, [store.url for store in self._stores]))
         if found.loaded is None and found.quarantined:
             _log.error(
                 "the first checkpoint in %s is corrupt: training starts from the beginning, and the "
@@ -224,19 +226,19 @@ class CheckpointManager:
                 self._root,
                 self._root / "quarantine",
             )
-        self._base_here = None
+        self._shared_base = None
         if found.loaded is not None:
-            if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
-                self._base_here = found.loaded.name  # a checkpoint with a corrupt file was moved aside
+            if self._stores[0].url in found.stores and exists(self._root, found.loaded.name):
+                self._shared_base = found.loaded.name  # a checkpoint with a corrupt file was moved aside
             self._expiry.verified.add(found.loaded.name)
             for tier in self.tiers:
                 tier.restored(found.loaded.name)
         return found
 
-    def _found(self, select: Select | None) -> Restored:
+    def _found(self, select: Select | None, before: int | None) -> Restored:
         """Search for a checkpoint, and repeat the search if a store that was skipped has become available."""
-        for _ in range(_LOOKS):
-            found = self._restored(select)
+        for _ in range(_SEARCHES):
+            found = self._restored(select, before)
             if not found.again:
                 return found
         raise UnavailableError(
@@ -245,7 +247,7 @@ class CheckpointManager:
             cause=FailureCause.NETWORK,
         )
 
-    def _insists(self, step: int, lost: bool) -> bool:
+    def _copies_required(self, step: int, lost: bool) -> bool:
         """Return whether skipped copies may hold a newer checkpoint and are available now.
 
         Raise `UnavailableError` if they are not available. A claim from an older checkpoint would fence the newer
@@ -254,25 +256,29 @@ class CheckpointManager:
         """
         if self._copies is None or not (lost or step == 0 or step < self._fence.known_step):
             return False
-        return bool(lead(self._exchange, self._copies.insist))
+        return bool(lead(self._exchange, self._copies.require))
 
-    def _restored(self, select: Select | None) -> Restored:
-        claims = lead(self._exchange, self._fence.look_everywhere)
+    def _restored(self, select: Select | None, before: int | None) -> Restored:
+        claims = lead(self._exchange, self._fence.refresh_all)
         self._fence.claims = tuple(map(Claim.from_json, claims))
         known = self._fence.context
         return restore(
-            (*self._near(), *self._where),
+            (*self._tier_stores(), *self._stores),
             self._exchange,
             claims=known.claims,
             job_uid=known.job_uid,
             resume=known.resume,
             select=select,
-            again=self._insists,
-            first=self._keep_last > 1,  # the folder has as many checkpoints as were made, up to keep_last
+            before=before,
+            again=self._copies_required,
+            first=before is None
+            and self._keep_last > 1,  # the folder has as many checkpoints as were made, up to keep_last
         )
 
     def read_from(self, found: Restored) -> list[str]:
-        known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
+        known = {
+            store.url: tier_name for store, tier_name in zip(self._stores, (SHARED_TIER, OBJECT_TIER), strict=False)
+        }
         for url in found.stores:  # stores that any rank read, on any node
             known.setdefault(url, next(filter(None, (tier.reported_as(url) for tier in self._known_tiers)), url))
         return list(dict.fromkeys(known[url] for url in found.stores))
@@ -293,7 +299,7 @@ class CheckpointManager:
             from_attempt_id=attempt_id,
         )
 
-        base = self._base_here
+        base = self._shared_base
 
         def write(again: bool) -> None:
             self._fence.write(claim, base, again=again)
@@ -310,38 +316,40 @@ class CheckpointManager:
 
     def save(self, snapshot: Snapshot) -> SaveResult:
         """Save a checkpoint on this thread."""
-        saves = self._planned(snapshot, _untold)
+        saves = self._planned(snapshot, _ignore_result)
         saves.copy()
         return saves.commit()
 
     def begin(
         self,
         snapshot: Snapshot,
-        told: Callable[[SaveResult], None] = _untold,
+        on_end: Callable[[SaveResult], None] = _ignore_result,
         *,
         spare: bool = False,
         urgent: bool = False,
     ) -> Saving:
-        """Copy the state, and write the checkpoint in the background. `told` receives the result on that thread.
+        """Copy the state, and write the checkpoint in the background. `on_end` receives the result on that thread.
 
         Only one save runs at a time: `begin` first waits for the previous one. With `spare`, retention deletes
         nothing for this save. With `urgent`, the save writes at the full speed of the storage.
         """
-        saves = self._planned(snapshot, told, spare=spare)
+        saves = self._planned(snapshot, on_end, spare=spare)
         if urgent:
-            self.hurry()
-        return self._begun(saves)
+            self.lift_rate_limit()
+        return self._start(saves)
 
-    def _begun(self, saves: PendingSave) -> Saving:
+    def _start(self, saves: PendingSave) -> Saving:
         self._saving = Saving(saves.commit)
         saves.copy()
         return self._saving
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         """Lift the rate limit of the running save, because another save is waiting for it."""
         self._pace.lift()
 
-    def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> PendingSave:
+    def _planned(
+        self, snapshot: Snapshot, on_end: Callable[[SaveResult], None], *, spare: bool = False
+    ) -> PendingSave:
         called = time.monotonic()
         total = self._bytes_per_second
         pace = Pace(total and total / self._exchange.size, self._max_in_flight)
@@ -352,10 +360,10 @@ class CheckpointManager:
         def ended(result: SaveResult) -> None:
             if result.committed:
                 self._expiry.verified.add(owned.name)
-            told(result)
+            on_end(result)
             if result.committed and exchange.rank == 0:
                 if chain is None:  # otherwise the manifest names its base checkpoints
-                    self._expiry.learn(owned)
+                    self._expiry.add_entry(owned)
                 if not spare:
                     self._expiry.expire(attempt, self._fence.claims)
 
@@ -370,7 +378,7 @@ class CheckpointManager:
             self._saving.settle(self._check)
         owned = replace(self._owned(snapshot), created=datetime.now(UTC))
         self.saves += 1
-        exchange = self._exchange if self._aside is None else self._aside(self.saves)
+        exchange = self._exchange if self._background_exchange is None else self._background_exchange(self.saves)
         staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
         self._pace = pace
         return replace(staged, pace=pace), exchange
@@ -383,7 +391,7 @@ class CheckpointManager:
             run_id=self._fence.attempt.run_id,
         )
 
-    def _near(self) -> tuple[CheckpointStore, ...]:
+    def _tier_stores(self) -> tuple[CheckpointStore, ...]:
         """Return this node's store of each tier, and then the stores on other nodes."""
         stores = [tier.stores(self._fence.context) for tier in self.tiers]
-        return (*(many[0] for many in stores), *(store for many in stores for store in many[1:]))
+        return (*(of_tier[0] for of_tier in stores), *(store for of_tier in stores for store in of_tier[1:]))

@@ -17,7 +17,7 @@ from holdfast.checkpoint.state.flatten import Flat
 from holdfast.core.errors import PeerLostError, StateError, UsageError
 
 
-class Together:
+class ProcessGroupExchange:
     """An exchange over the ranks of a process group. Raise `UsageError` if it has no backend for CPU tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -65,9 +65,9 @@ def ranks() -> int:
 def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:
     """Combine the state of all ranks, and decide which rank writes which part. Every rank calls it."""
     own = RankReport(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
-    alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
-    told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
-    return join([RankReport.from_json(one) for one in told])
+    digests = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
+    reports = exchange.gather(own) if len(set(digests)) > 1 else [own] * exchange.size
+    return join([RankReport.from_json(one) for one in reports])
 
 
 def _parts(flat: Flat) -> dict[str, Part]:
@@ -81,12 +81,12 @@ def _parts(flat: Flat) -> dict[str, Part]:
 
 def _box(name: str, part: Any) -> Box:
     """Return the box of a DTensor that this rank has."""
-    mend = "save part.full_tensor() instead"
+    advice = "save part.full_tensor() instead"
     if any(place.is_partial() for place in part.placements):
-        raise StateError(f"{name} is placed as {tuple(part.placements)}, a sum that is not computed yet: {mend}")
+        raise StateError(f"{name} is placed as {tuple(part.placements)}, a sum that is not computed yet: {advice}")
     chunks = part.__create_chunk_list__()
     if len(chunks) > 1:
-        raise StateError(f"{name} is in {len(chunks)} pieces on this rank, and not in one box: {mend}")
+        raise StateError(f"{name} is in {len(chunks)} pieces on this rank, and not in one box: {advice}")
     if not chunks or 0 in chunks[0].sizes:
         return (0,) * part.dim(), (0,) * part.dim()
     return tuple(chunks[0].offsets), tuple(chunks[0].sizes)

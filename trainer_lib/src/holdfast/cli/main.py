@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import platform
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,13 +12,13 @@ from holdfast import __version__
 from holdfast.cli.chaos.options import parse_chaos
 from holdfast.cli.run_options import DEMO_HELP, parse, parser
 from holdfast.cli.support.arguments import Parser
-from holdfast.core import linux
+from holdfast.core import linux, torch_version
 from holdfast.core.environment import Environment, process_environment, read_environment
 from holdfast.core.errors import HoldfastError, UsageError
 from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 from holdfast.launcher.options import RunOptions
 
-_LINUX_ONLY = frozenset({"run", "demo", "chaos", "resume-check"})
+_SUPERVISES = frozenset({"run", "demo", "chaos", "resume-check"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,10 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words[0] in {"-h", "--help", "--version"}:
             sys.stdout.write(_version() if words == ["--version"] else parser().format_help())
             return int(ExitCode.COMPLETE)
-        if words[0] in _LINUX_ONLY and "--help" not in words:
+        if words[0] in _SUPERVISES and "--help" not in words:
             linux.require(f"holdfast {words[0]}", "supervises processes with prctl and pidfd")
-        if words[0] in _OTHER_VERBS:
-            return _OTHER_VERBS[words[0]](words[1:])
+            torch_version.require()
+        if words[0] in _OTHER_COMMANDS:
+            return _OTHER_COMMANDS[words[0]](words[1:])
         return _run(parse(words), read_environment())
     except UsageError as error:
         print(error, file=sys.stderr)
@@ -39,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return int(ExitCode.LAUNCHER_FAULT)
+    except KeyboardInterrupt:  # a running launcher handles SIGINT itself
+        print("holdfast: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _version() -> str:
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "not installed"
+    torch = torch_version.installed() or "not installed"
     python = platform.python_version()
     return f"holdfast {__version__} (protocol {PROTOCOL_VERSION}, torch {torch}, Python {python})\n"
 
@@ -71,9 +72,9 @@ def _run(options: RunOptions, environment: Environment) -> int:
 def _demo(words: Sequence[str]) -> int:
     parser = Parser(prog="holdfast demo", description=DEMO_HELP, allow_abbrev=False)
     parser.parse_args(words)
-    from holdfast.cli.demo.scenario import play
+    from holdfast.cli.demo.scenario import run_demo
 
-    return play(process_environment())
+    return run_demo(process_environment())
 
 
 def _chaos(words: Sequence[str]) -> int:
@@ -92,7 +93,7 @@ def _resume_check(words: Sequence[str]) -> int:
     return check(plan, process_environment())
 
 
-_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+_OTHER_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _demo,
     "chaos": _chaos,
     "resume-check": _resume_check,

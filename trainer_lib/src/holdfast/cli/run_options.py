@@ -53,6 +53,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         own["timeline"] = own["timeline"].absolute()
     options = RunOptions(command=tuple(command), given=given, **own)
     _check_world(options)
+    _check_hang_timeouts(options)
     _check_checkpoints(Environment().with_options(given))
     return options
 
@@ -67,6 +68,13 @@ def _check_world(options: RunOptions) -> None:
     if low % step or high % step:
         raise UsageError(
             f"holdfast run: --nnodes {low}:{high} is not valid: expected multiples of --replica-step {step}"
+        )
+
+
+def _check_hang_timeouts(options: RunOptions) -> None:
+    if options.hang_min_timeout is not None and options.hang_timeout != "Auto":
+        raise UsageError(
+            "holdfast run: --hang-min-timeout has an effect only with --hang-timeout Auto; leave one of them out"
         )
 
 
@@ -90,8 +98,8 @@ def _check_checkpoints(options: Environment) -> None:
 
 
 def _refuse_unused(words: Sequence[str]) -> None:
-    for word in words:
-        name = word.split("=")[0].replace("_", "-")
+    for argument in words:
+        name = argument.split("=")[0].replace("_", "-")
         if name in _UNUSED:
             raise UsageError(f"holdfast run: {name} is not an option here: {_UNUSED[name]}")
 

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 72
-_MARKS: Final = {"failure": "×", "recovery": "o"}
-_SHOWN: Final = frozenset({"start", "world", "failure", "recovery", "checkpoint", "restore", "end"})
+_SYMBOLS: Final = {"failure": "×", "recovery": "o"}
 
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class Recording:
     """The readable lines of a timeline in order, and the number of unreadable ones."""
 
     entries: tuple[Entry, ...]
@@ -57,7 +56,7 @@ class Story:
         return self.series("step", "worldSize") or self.series("world", "workers")
 
 
-def read(path: Path) -> Story:
+def read(path: Path) -> Recording:
     """Read a timeline, with its older part if there is one."""
     older = path.with_name(f"{path.name}.1")
     try:
@@ -66,7 +65,7 @@ def read(path: Path) -> Story:
         raise UsageError(f"holdfast timeline: {path} cannot be read: {error.strerror}") from error
     lines = [line for line in text.split(b"\n") if line.strip()]
     entries = [entry for line in lines if (entry := _entry(line)) is not None]
-    return Story(entries=tuple(entries), skipped=len(lines) - len(entries))
+    return Recording(entries=tuple(entries), skipped=len(lines) - len(entries))
 
 
 def _entry(line: bytes) -> Entry | None:
@@ -83,44 +82,46 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def render(story: Story) -> str:
-    if not story.entries:
-        return f"nothing to show{_skipped(story)}"
-    lines = [_heading(story)]
-    lines += _strip("loss", story.loss, story)
-    lines += _strip("world", story.world, story, low=0.0)
-    lines += _marks(story)
-    lines += [_told(story, entry) for entry in story.entries if entry["kind"] in _SHOWN]
+def render(recording: Recording) -> str:
+    if not recording.entries:
+        return f"nothing to show{_skipped(recording)}"
+    lines = [_heading(recording)]
+    lines += _strip("loss", recording.loss, recording)
+    lines += _strip("world", recording.world, recording, low=0.0)
+    lines += _annotations(recording)
+    lines += [_sentence(recording, entry) for entry in recording.entries if entry["kind"] in _SENTENCES]
     return "\n".join(lines)
 
 
-def _heading(story: Story) -> str:
-    steps = [int(entry["step"]) for entry in story.of("step") if _number(entry.get("step"))]
-    began = datetime.fromtimestamp(story.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _heading(recording: Recording) -> str:
+    steps = [int(entry["step"]) for entry in recording.of("step") if _number(entry.get("step"))]
+    began = datetime.fromtimestamp(recording.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
     reached = f", step {steps[0]} to {steps[-1]}" if steps else ""
-    failures = len(story.of("failure"))
-    told = f"{failures} failure{'' if failures == 1 else 's'}"
-    return f"{began} UTC, {_length(story):.1f} s{reached}, {told}{_skipped(story)}"
+    failures = len(recording.of("failure"))
+    counts = f"{failures} failure{'' if failures == 1 else 's'}"
+    return f"{began} UTC, {_length(recording):.1f} s{reached}, {counts}{_skipped(recording)}"
 
 
-def _skipped(story: Story) -> str:
-    return f" ({story.skipped} unreadable lines skipped)" if story.skipped else ""
+def _skipped(recording: Recording) -> str:
+    return f" ({recording.skipped} unreadable lines skipped)" if recording.skipped else ""
 
 
-def _length(story: Story) -> float:
-    return max(story.after(entry) for entry in story.entries)
+def _length(recording: Recording) -> float:
+    return max(recording.after(entry) for entry in recording.entries)
 
 
 def _column(moment: float, length: float) -> int:
     return min(_WIDTH - 1, int(_WIDTH * moment / length)) if length > 0 else 0
 
 
-def _strip(name: str, series: Sequence[tuple[float, float]], story: Story, *, low: float = math.inf) -> list[str]:
+def _strip(
+    name: str, series: Sequence[tuple[float, float]], recording: Recording, *, low: float = math.inf
+) -> list[str]:
     """Return one line that shows a number over time. A column without a value repeats the last one."""
     finite = [(moment, value) for moment, value in series if math.isfinite(value)]
     if not finite:
         return []
-    length = _length(story)
+    length = _length(recording)
     values = [value for _, value in finite]
     low, high = min(low, *values), max(values)
     columns = {_column(moment, length): value for moment, value in finite}
@@ -136,18 +137,18 @@ def _bar(value: float, low: float, high: float) -> str:
     return _BARS[round(share * (len(_BARS) - 1))]
 
 
-def _marks(story: Story) -> list[str]:
+def _annotations(recording: Recording) -> list[str]:
     cells = [" "] * _WIDTH
     for kind in ("recovery", "failure"):
-        for entry in story.of(kind):
-            cells[_column(story.after(entry), _length(story))] = _MARKS[kind]
+        for entry in recording.of(kind):
+            cells[_column(recording.after(entry), _length(recording))] = _SYMBOLS[kind]
     line = "".join(cells).rstrip()
     return [f"       {line:{_WIDTH}} × failure, o recovered"] if line else []
 
 
-def _told(story: Story, entry: Entry) -> str:
-    words = _WORDS[entry["kind"]](entry)
-    return _plain(f"{story.after(entry):+10.2f} s  {entry['kind']:<10} {words}".rstrip())
+def _sentence(recording: Recording, entry: Entry) -> str:
+    sentence = _SENTENCES[entry["kind"]](entry)
+    return _plain(f"{recording.after(entry):+10.2f} s  {entry['kind']:<10} {sentence}".rstrip())
 
 
 def _plain(text: str) -> str:
@@ -167,8 +168,23 @@ def _checkpoint(entry: Entry) -> str:
 def _restore(entry: Entry) -> str:
     stores, lost = (", ".join(map(str, entry.get(name) or ())) for name in ("stores", "lost"))
     inexact = str(entry.get("inexact") or "")
-    told = f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
-    return told + (inexact and f"; {inexact}")
+    counts = f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
+    return counts + (inexact and f"; {inexact}")
+
+
+def _divergence(entry: Entry) -> str:
+    ranks = entry.get("ranks")
+    numbers = ", ".join(map(str, ranks)) if isinstance(ranks, list) else "?"
+    outcome = "repaired" if entry.get("repaired") else "no state has a majority"
+    return f"step {entry.get('step')}: rank {numbers} differs, first in {entry.get('tensor')}; {outcome}"
+
+
+def _slow(entry: Entry) -> str:
+    ranks = [
+        f"rank {one.get('rank')} ({one.get('seconds')} s per step, median {one.get('medianSeconds')} s)"
+        for one in entry.get("ranks") or ()
+    ]
+    return ", ".join(ranks) or "no rank any more"
 
 
 def _recovery(entry: Entry) -> str:
@@ -182,7 +198,17 @@ def _phases(entry: Entry) -> dict[str, float]:
     return {str(k): float(v) for k, v in phases.items() if _number(v)} if isinstance(phases, dict) else {}
 
 
-_WORDS: Final[dict[str, Callable[[Entry], str]]] = {
+def _named(samples: Sequence[Entry]) -> str:
+    return ", ".join(f"sample {one.get('sample')} (rank {one.get('rank')}, {one.get('error')})" for one in samples)
+
+
+def _out_of_memory(entry: Entry) -> str:
+    micro_batch = entry.get("microBatch")
+    how = f"micro-batches of size {micro_batch}" if micro_batch else "empty caches"
+    return f"rank {entry.get('rank')} after step {entry.get('step')}; the step is repeated with {how}"
+
+
+_SENTENCES: Final[dict[str, Callable[[Entry], str]]] = {
     "start": lambda entry: str(entry.get("pod") or ""),
     "world": lambda entry: (
         f"{entry.get('generation')}.{entry.get('attempt')}: {entry.get('workers')} workers ({entry.get('change')})"
@@ -191,11 +217,22 @@ _WORDS: Final[dict[str, Callable[[Entry], str]]] = {
     "recovery": _recovery,
     "checkpoint": _checkpoint,
     "restore": _restore,
+    "divergence": _divergence,
+    "skipped": lambda entry: (
+        f"step {entry.get('step')}" + "; the learning rate is lowered" * bool(entry.get("lowered"))
+    ),
+    "rollback": lambda entry: f"after step {entry.get('step')}; {entry.get('samples')} samples are excluded",
+    "slow": _slow,
+    "spike": lambda entry: (
+        f"step {entry.get('step')}; the {entry.get('quantity')} is {entry.get('value')}, usually {entry.get('usual')}"
+    ),
+    "unreadable": lambda entry: f"step {entry.get('step')}; cannot be read: {_named(entry.get('samples') or ())}",
+    "oom": _out_of_memory,
     "end": lambda entry: f"{entry.get('reason')} ({entry.get('code')})",
 }
 
 
-def draw(story: Story, output: Path) -> None:
+def draw(recording: Recording, output: Path) -> None:
     """Plot loss and world size over time, with failures and recoveries, in any format that matplotlib supports."""
     try:
         from matplotlib.figure import Figure
@@ -206,18 +243,18 @@ def draw(story: Story, output: Path) -> None:
         ) from error
     figure = Figure(figsize=(10, 5), layout="constrained")
     loss, world = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    loss.plot(*_columns(story.loss), linewidth=1.2)
+    loss.plot(*_columns(recording.loss), linewidth=1.2)
     loss.set_ylabel("loss")
-    world.step(*_columns(story.world), where="post")
+    world.step(*_columns(recording.world), where="post")
     world.set_ylabel("ranks")
-    world.set_ylim(0, 0.5 + max((size for _, size in story.world), default=0.5))
+    world.set_ylim(0, 0.5 + max((size for _, size in recording.world), default=0.5))
     world.yaxis.get_major_locator().set_params(integer=True)
     world.set_xlabel("seconds")
-    _mark(story, loss, label=True)
-    _mark(story, world, label=False)
-    if story.of("failure") or story.of("recovery"):
+    _annotate(recording, loss, label=True)
+    _annotate(recording, world, label=False)
+    if recording.of("failure") or recording.of("recovery"):
         loss.legend(loc="upper right")
-    loss.set_title(_heading(story) if story.entries else render(story))
+    loss.set_title(_heading(recording) if recording.entries else render(recording))
     try:
         figure.savefig(output)
     except (OSError, ValueError) as error:
@@ -228,32 +265,32 @@ def _columns(series: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [moment for moment, _ in series], [value for _, value in series]
 
 
-def _mark(story: Story, axes: Axes, *, label: bool) -> None:
-    for number, entry in enumerate(story.of("recovery")):
-        end = story.after(entry)
+def _annotate(recording: Recording, axes: Axes, *, label: bool) -> None:
+    for number, entry in enumerate(recording.of("recovery")):
+        end = recording.after(entry)
         begin = end - sum(_phases(entry).values())
-        axes.axvspan(begin, end, color="tab:orange", alpha=0.3, label=_once("recovery", number, label=label))
-    for number, entry in enumerate(story.of("failure")):
-        moment = story.after(entry)
-        axes.axvline(moment, color="tab:red", linewidth=1, label=_once("failure", number, label=label))
+        axes.axvspan(begin, end, color="tab:orange", alpha=0.3, label=_label("recovery", number, label=label))
+    for number, entry in enumerate(recording.of("failure")):
+        moment = recording.after(entry)
+        axes.axvline(moment, color="tab:red", linewidth=1, label=_label("failure", number, label=label))
 
 
-def _once(text: str, number: int, *, label: bool) -> str | None:
+def _label(text: str, number: int, *, label: bool) -> str | None:
     return text if label and number == 0 else None
 
 
-def main(words: Iterable[str]) -> int:
+def main(arguments: Iterable[str]) -> int:
     """Run the command. Return its exit code."""
     parser = Parser(prog="holdfast timeline", description="Show the events of a run.", allow_abbrev=False)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file that 'holdfast run --timeline FILE' wrote")
     parser.add_argument(
         "--output", type=Path, metavar="PICTURE", help="draw a picture (.png, .svg, .pdf) instead of text"
     )
-    known = parser.parse_args(list(words))
-    story = read(known.file)
+    known = parser.parse_args(list(arguments))
+    recording = read(known.file)
     if known.output is None:
-        print(render(story))
+        print(render(recording))
         return 0
-    draw(story, known.output)
-    print(f"{known.output}: {len(story.entries)} lines drawn{_skipped(story)}")
+    draw(recording, known.output)
+    print(f"{known.output}: {len(recording.entries)} lines drawn{_skipped(recording)}")
     return 0

@@ -40,7 +40,7 @@ def is_proof(given: str, key: bytes, *parts: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), proof(key, *parts).encode())
 
 
-class Greetings(Generic[K]):
+class PendingHandshakes(Generic[K]):
     """Unauthenticated connections by their key, oldest first, each with its source address."""
 
     def __init__(self, most: int = MOST_GREETINGS) -> None:

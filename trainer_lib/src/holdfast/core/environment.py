@@ -305,7 +305,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 @contextmanager
-def nccl_leaves_errors_to_us() -> Iterator[None]:
+def nccl_error_handling_off() -> Iterator[None]:
     """Set the variables with which a new torch communicator does not end the process when a peer is lost."""
     before = {name: os.environ.get(name) for name in NCCL_ENVIRONMENT}
     os.environ.update(NCCL_ENVIRONMENT)

@@ -5,6 +5,7 @@ HoldfastError
 ├── StateError               an object of `manage` cannot be saved, or does not fit the saved state
 ├── DataError                the dataset is not the one whose position was saved
 ├── NonFiniteError           loss or gradients were not finite in too many consecutive steps
+├── BadSampleError           more samples of the dataset cannot be read than the guards allow
 ├── ReplicaError             the replicas hold different states, and no state has a majority
 ├── PeerLostError            a collective failed: another rank is lost
 ├── InvariantError           a rule that keeps the state correct would be broken: a defect of Holdfast
@@ -16,9 +17,9 @@ HoldfastError
 │   ├── SuspectError              ... because only one rank reads it incorrectly: its machine is suspect
 │   ├── NoCompleteCheckpointError ... because there are checkpoints, and none of them is complete
 │   ├── UnknownFormatError        ... because another program or a newer release wrote it
-│   ├── ElsewhereError            ... because the requested part is on another node
+│   ├── OtherNodeError            ... because the requested part is on another node
 │   ├── NonFiniteWeightsError     ... because weights in it are not finite
-│   ├── NoRoomError               ... because the memory tier has too little capacity for it
+│   ├── NoCapacityError           ... because the memory tier has too little capacity for it
 │   ├── UnavailableError          ... because the store is unavailable: network, credentials, permissions, capacity
 │   └── ClaimError                the right to save could not be acquired
 │       └── ForeignClaimError    ... because another job or operator uses the folder
@@ -52,6 +53,10 @@ class DataError(HoldfastError):
 
 class NonFiniteError(HoldfastError):
     """Loss or gradients were not finite in too many consecutive steps."""
+
+
+class BadSampleError(HoldfastError):
+    """More samples of the dataset cannot be read than `Guards.max_bad_samples` allows."""
 
 
 class ReplicaError(HoldfastError):
@@ -98,7 +103,7 @@ class UnknownFormatError(CheckpointError):
     """Another program or a newer release wrote the checkpoint, which is not changed."""
 
 
-class ElsewhereError(CheckpointError):
+class OtherNodeError(CheckpointError):
     """A part of a checkpoint is on another node, and this node has no data about it."""
 
 
@@ -106,7 +111,7 @@ class NonFiniteWeightsError(CheckpointError):
     """A weight is infinite or NaN. The checkpoint is not published, and earlier ones stay."""
 
 
-class NoRoomError(CheckpointError):
+class NoCapacityError(CheckpointError):
     """The memory tier or the local tier has too little capacity for a checkpoint."""
 
 

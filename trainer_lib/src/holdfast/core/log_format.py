@@ -63,7 +63,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class PeopleFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`12:00:00.123 holdfast gpt-w0 g2.a1  the message  key=value`."""
 
     def __init__(self, context: LogContext) -> None:
@@ -81,9 +81,9 @@ class PeopleFormatter(logging.Formatter):
 
 
 def _where(fields: Mapping[str, Any]) -> str:
-    pair = f" g{fields['generation']}.a{fields['attempt']}" if fields.get("attempt") else ""
+    attempt_id = f" g{fields['generation']}.a{fields['attempt']}" if fields.get("attempt") else ""
     rank = f" rank {fields['rank']}" if "rank" in fields else ""
-    return f" {fields['pod']}{pair}{rank}" if fields.get("pod") else f"{pair}{rank}"
+    return f" {fields['pod']}{attempt_id}{rank}" if fields.get("pod") else f"{attempt_id}{rank}"
 
 
 def _own_fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -121,17 +121,15 @@ class BackgroundHandler(logging.Handler):
                 self._stream.flush()
 
 
-def configure(
-    context: LogContext, *, level: int = logging.INFO, stream: TextIO | None = None, background: bool = False
-) -> logging.Logger:
+def configure(context: LogContext, *, stream: TextIO | None = None, background: bool = False) -> logging.Logger:
     """Send the package's log to `stream` (standard error by default), as text for a terminal and
     otherwise as JSON.
     """
     target = sys.stderr if stream is None else stream
     handler = BackgroundHandler(target) if background else logging.StreamHandler(target)
-    handler.setFormatter(PeopleFormatter(context) if target.isatty() else JsonFormatter(context))
+    handler.setFormatter(TextFormatter(context) if target.isatty() else JsonFormatter(context))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)
     logger.propagate = False
     return logger

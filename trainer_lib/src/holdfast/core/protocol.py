@@ -26,6 +26,13 @@ class Cause(StrEnum):
     INFRASTRUCTURE = "Infrastructure"
     INTERRUPTION = "Interruption"
     OOM = "OOM"
+    NON_FINITE = "NonFinite"
+
+
+# The reason of a failure: the ranks skipped more samples than the guards allow.
+BAD_SAMPLES: Final = "BadSamples"
+# The reason of a failure: a rank was out of GPU memory, and all ranks repeat the step. It counts in no budget.
+OUT_OF_MEMORY_RETRIED: Final = "OutOfMemoryRetried"
 
 
 class RankPhase(StrEnum):

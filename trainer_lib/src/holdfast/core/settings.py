@@ -151,12 +151,12 @@ def switch(text: str) -> bool:
     return bool(text)
 
 
-def one_of(*words: str) -> Callable[[str], str]:
+def one_of(*choices: str) -> Callable[[str], str]:
     """Return a parser that accepts only these words."""
 
     def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"expected {' or '.join(words)}")
+        if text not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
         return text
 
     return read

@@ -13,12 +13,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.core.environment import Environment, place
 from holdfast.core.errors import ChaosError
-from holdfast.fault_injection.plan import FOR_EVER, Fault, Kind
+from holdfast.fault_injection.numbers import Numbers
+from holdfast.fault_injection.plan import FOREVER, Fault, Kind
 from holdfast.fault_injection.step_trace import Injection, Recorder
 from holdfast.telemetry.activity import Activity, Listener
 
@@ -42,30 +43,48 @@ def listener(environment: Environment) -> Listener | None:
     return Injector(environment.chaos, place)
 
 
+def before_read(listeners: Iterable[Listener]) -> Callable[[int], object]:
+    """Return the call before each read of a sample. It does nothing without `holdfast chaos`."""
+    return next((one.before_read for one in listeners if isinstance(one, Injector)), abs)
+
+
 class Injector:
     """A listener that injects faults."""
 
-    def __init__(self, folder: Path, whereabouts: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, folder: Path, position: Callable[[], tuple[int, int]]) -> None:
         self._folder = folder
-        self._whereabouts = whereabouts
+        self._position = position
         self._plan = [Fault.from_json(one) for one in json.loads((folder / PLAN_FILE).read_text())]
         self._recorder = Recorder(folder / TRACE_FILE)
         self._before = Activity.STARTUP
         self._step = 0
         self._slow = 0.0
         self._slow_steps = 0
+        self.numbers = Numbers()
+        self._spoils_next = False
+        self._bad_samples: set[int] = set()
+
+    def before_read(self, sample: int) -> None:
+        """Raise an error for each bad sample. After the fault, the next sample is one from then on."""
+        if self._spoils_next:
+            self._bad_samples.add(sample)
+            self._spoils_next = False
+        if sample in self._bad_samples:
+            raise ChaosError(f"holdfast chaos: sample {sample} cannot be read")
 
     def entered(self, activity: Activity, step: int) -> None:
         """Record the completed step, then inject what is due."""
-        rank, size = self._whereabouts()
+        rank, size = self._position()
         if step > self._step and self._before not in _NOT_STEPPING:
             self._recorder.made(step, rank=rank, size=size)
-        goes_on = activity is Activity.COMPUTE and self._before is Activity.AVERAGE  # of a sharded model: no new step
+        # A sharded model computes again after an average: no new step.
+        continues_step = activity is Activity.COMPUTE and self._before is Activity.AVERAGE
         self._step, self._before = step, activity
-        if goes_on:
+        if continues_step:
             return
         if activity is Activity.COMPUTE:
             self._recorder.begin()
+            self.numbers.begin(step)
         for fault in self._due(activity, rank, size):
             self._inject(fault, rank)
         if activity is Activity.COMPUTE and self._slow_steps:
@@ -73,7 +92,7 @@ class Injector:
             time.sleep(self._slow)
 
     def _due(self, activity: Activity, rank: int, size: int) -> list[Fault]:
-        due = [one for one in self._plan if one.strikes(rank=rank, size=size, activity=activity, step=self._step)]
+        due = [one for one in self._plan if one.is_due(rank=rank, size=size, activity=activity, step=self._step)]
         ordered = self._ordered() if activity is Activity.COMPUTE else None
         self._plan = [one for one in self._plan if one not in due]
         return [one for one in due if self._first(one)] + ([ordered] if ordered else [])
@@ -106,6 +125,10 @@ class Injector:
             case Kind.EXCEPTION:
                 raise ChaosError(f"holdfast chaos: an exception in rank {rank} before step {self._step + 1}")
             case Kind.SLEEP:
-                time.sleep(fault.seconds or FOR_EVER)
+                time.sleep(fault.seconds or FOREVER)
             case Kind.SLOW:
                 self._slow, self._slow_steps = fault.seconds or 0.0, fault.steps
+            case Kind.NAN_LOSS | Kind.NAN_GRADIENT | Kind.NAN_WEIGHT | Kind.FLIP_WEIGHT | Kind.OOM:
+                self.numbers.inject(fault.kind, fault.steps)
+            case Kind.BAD_SAMPLE:
+                self._spoils_next = True

@@ -11,11 +11,11 @@ from typing import Any
 
 from holdfast.telemetry.activity import Activity
 
-FOR_EVER = 86_400.0
+FOREVER = 86_400.0
 _SLOW_STEPS = 10
 _SLOW_SECONDS = 0.5
 _KEYS = ("rank", "step", "at", "seconds", "steps")
-_PLACES = (
+_ACTIVITIES = (
     Activity.DATA,
     Activity.COMPUTE,
     Activity.AVERAGE,
@@ -35,11 +35,25 @@ class Kind(StrEnum):
     EXCEPTION = "exception"
     SLEEP = "sleep"
     SLOW = "slow"
+    NAN_LOSS = "nan-loss"
+    NAN_GRADIENT = "nan-gradient"
+    NAN_WEIGHT = "nan-weight"
+    BAD_SAMPLE = "bad-sample"
+    OOM = "oom"
+    FLIP_WEIGHT = "flip-weight"
 
     @property
     def in_script(self) -> bool:
         """Whether the rank's main thread injects it, in the script's own code."""
-        return self in {Kind.EXCEPTION, Kind.SLEEP, Kind.SLOW}
+        return self not in {Kind.KILL, Kind.STOP}
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it can be injected into several successive steps."""
+        return self in {Kind.SLOW, Kind.NAN_LOSS, Kind.NAN_GRADIENT, Kind.OOM}
+
+
+_OWN_ACTIVITIES = {Kind.BAD_SAMPLE: Activity.DATA, Kind.FLIP_WEIGHT: Activity.APPLY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +69,7 @@ class Fault:
     seconds: float | None = None
     steps: int = 1
 
-    def strikes(self, *, rank: int, size: int, activity: Activity, step: int) -> bool:
+    def is_due(self, *, rank: int, size: int, activity: Activity, step: int) -> bool:
         """Whether the fault is due on this rank, which starts this activity for the step after `step`."""
         victim = int(self.pick * size) if self.rank is None else self.rank
         return rank == victim and activity is self.at and step + 1 >= self.step
@@ -79,7 +93,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strike:
+class RandomFault:
     """One fault of a rate: seconds after the previous one, and `pick` selects the rank."""
 
     after: float
@@ -102,12 +116,12 @@ class Plan:
         slow = kind is Kind.SLOW
         return Fault(number=0, kind=kind, seconds=_SLOW_SECONDS if slow else None, steps=_SLOW_STEPS if slow else 1)
 
-    def strikes(self) -> Iterator[Strike]:
+    def random_faults(self) -> Iterator[RandomFault]:
         """Yield faults at random times with this mean rate per second, without an end."""
         source = random.Random(f"strikes {self.seed}")  # noqa: S311  (a schedule, not a secret)
         while self.per_second:
             after = source.expovariate(self.per_second)
-            yield Strike(after=after, kind=source.choice(self.kinds), pick=source.random())
+            yield RandomFault(after=after, kind=source.choice(self.kinds), pick=source.random())
 
 
 def make_plan(*, seed: int, specs: Sequence[tuple[Kind, str]], per_second: float, kinds: Sequence[Kind]) -> Plan:
@@ -121,7 +135,7 @@ def make_plan(*, seed: int, specs: Sequence[tuple[Kind, str]], per_second: float
 
 def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> Fault:
     """Parse a fault, for example `rank=1,step=50,…`."""
-    given = _read_pairs(kind, text)
+    given = _read_fields(kind, text)
     if "step" not in given:
         raise ValueError("expected step=N, for example step=50; for faults at random instants use --rate")
     if "at" in given and kind.in_script:
@@ -136,7 +150,7 @@ def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> 
         step=_count(given["step"], "step", least=1),
         rank=None if rank is None else _count(rank, "rank", least=0),
         pick=pick,
-        at=_place(given.get("at", str(Activity.COMPUTE))),
+        at=_OWN_ACTIVITIES.get(kind) or _activity(given.get("at", str(Activity.COMPUTE))),
         seconds=seconds,
         steps=_count(given.get("steps", str(_SLOW_STEPS if kind is Kind.SLOW else 1)), "steps", least=1),
     )
@@ -153,26 +167,26 @@ def read_rate(text: str) -> float:
 def read_kinds(text: str) -> tuple[Kind, ...]:
     """Parse kinds, for example `kill,stop`."""
     known = [str(kind) for kind in Kind]
-    words = text.split(",")
-    if not set(words) <= set(known):
+    names = text.split(",")
+    if not set(names) <= set(known):
         raise ValueError(f"expected some of {', '.join(known)}, separated by commas")
-    return tuple(Kind(word) for word in words)
+    return tuple(Kind(name) for name in names)
 
 
-def _read_pairs(kind: Kind, text: str) -> dict[str, str]:
-    allowed = {*_KEYS} - ({"steps"} if kind is not Kind.SLOW else set())
-    if kind in {Kind.KILL, Kind.EXCEPTION}:
+def _read_fields(kind: Kind, text: str) -> dict[str, str]:
+    allowed = {*_KEYS} - (set() if kind.lasts else {"steps"})
+    if kind not in {Kind.STOP, Kind.SLEEP, Kind.SLOW}:
         allowed.discard("seconds")
-    pairs: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name not in allowed or not value:
-            words = ", ".join(f"{key}=…" for key in _KEYS if key in allowed)
-            raise ValueError(f"{part!r}: expected some of {words}, separated by commas, for example rank=1,step=50")
-        if name in pairs:
+            names = ", ".join(f"{key}=…" for key in _KEYS if key in allowed)
+            raise ValueError(f"{part!r}: expected some of {names}, separated by commas, for example rank=1,step=50")
+        if name in fields:
             raise ValueError(f"expected {name}= once; repeat the option for another fault")
-        pairs[name] = value
-    return pairs
+        fields[name] = value
+    return fields
 
 
 def _count(text: str, name: str, *, least: int) -> int:
@@ -187,7 +201,7 @@ def _number(text: str, name: str) -> float:
     return float(text)
 
 
-def _place(text: str) -> Activity:
-    if text not in {str(place) for place in _PLACES}:
-        raise ValueError(f"at={text}: expected one of {', '.join(_PLACES)}")
+def _activity(text: str) -> Activity:
+    if text not in {str(one) for one in _ACTIVITIES}:
+        raise ValueError(f"at={text}: expected one of {', '.join(_ACTIVITIES)}")
     return Activity(text)

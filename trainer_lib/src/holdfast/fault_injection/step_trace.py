@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class StepRecord:
     """A step that one rank completed."""
 
     time: float
@@ -65,28 +65,28 @@ class Recorder:
 
     def made(self, step: int, *, rank: int, size: int, loss: float | None = None) -> None:
         """Append the completed step."""
-        mark = Mark(
+        record = StepRecord(
             time=time.monotonic(), began=self._began, rank=rank, pid=os.getpid(), step=step, size=size, loss=loss
         )
-        _append(self._file, mark)
+        _append(self._file, record)
 
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _append(file: int, line: Mark | Injection) -> None:
+def _append(file: int, line: StepRecord | Injection) -> None:
     os.write(file, json.dumps(asdict(line)).encode() + b"\n")
 
 
-class Lines:
+class JsonLines:
     """A file of JSON lines that others append to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
-    def fresh(self) -> list[dict[str, object]]:
+    def read_new(self) -> list[dict[str, object]]:
         """Return the complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
@@ -94,66 +94,66 @@ class Lines:
                 data = file.read()
         except FileNotFoundError:
             return []
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        return [json.loads(line) for line in data[:whole].splitlines()]
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        return [json.loads(line) for line in data[:complete].splitlines()]
 
 
 class Trace:
     """The observer's side of the trace."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
-        self.marks: list[Mark] = []
+        self._lines = JsonLines(path)
+        self.records: list[StepRecord] = []
 
-    def read(self) -> Sequence[Mark]:
+    def read(self) -> Sequence[StepRecord]:
         """Read the marks since the last call."""
-        fresh = [Mark(**line) for line in self._lines.fresh()]  # type: ignore[arg-type]
-        self.marks += fresh
-        return fresh
+        new = [StepRecord(**line) for line in self._lines.read_new()]  # type: ignore[arg-type]
+        self.records += new
+        return new
 
     @property
     def step(self) -> int:
         """Return the newest completed step."""
-        return max((mark.step for mark in self.marks), default=0)
+        return max((record.step for record in self.records), default=0)
 
 
 def first_after(
-    marks: Sequence[Mark], moment: float, *, wanted: Callable[[Mark], bool] = lambda _: True
-) -> Mark | None:
+    records: Sequence[StepRecord], moment: float, *, accept: Callable[[StepRecord], bool] = lambda _: True
+) -> StepRecord | None:
     """Return the first step that started after this time.
 
     A step in flight may still be completed by the remaining ranks.
     """
-    return next((mark for mark in marks if mark.began > moment and wanted(mark)), None)
+    return next((record for record in records if record.began > moment and accept(record)), None)
 
 
-def lost_steps(marks: Sequence[Mark], moment: float) -> int:
+def lost_steps(records: Sequence[StepRecord], moment: float) -> int:
     """Return the number of completed steps that any rank made again after a fault at this time."""
-    return max((_made_again(marks, moment, rank) for rank in {mark.rank for mark in marks}), default=0)
+    return max((_made_again(records, moment, rank) for rank in {record.rank for record in records}), default=0)
 
 
-def _made_again(marks: Sequence[Mark], moment: float, rank: int) -> int:
-    own = [mark for mark in marks if mark.rank == rank]
+def _made_again(records: Sequence[StepRecord], moment: float, rank: int) -> int:
+    own = [record for record in records if record.rank == rank]
     found = first_after(own, moment)
     if found is None:
         return 0
-    made = max((mark.step for mark in own if mark.time < found.time), default=0)
+    made = max((record.step for record in own if record.time < found.time), default=0)
     return max(0, made + 1 - found.step)
 
 
-def steps_of_all(marks: Sequence[Mark], since: float, *, size: int) -> int:
+def steps_of_all(records: Sequence[StepRecord], since: float, *, size: int) -> int:
     """Return the number of steps since then that every rank of a world of this size completed."""
     ranks: dict[int, set[int]] = {}
-    for mark in reversed(marks):
-        if mark.time < since:
+    for record in reversed(records):
+        if record.time < since:
             break
-        if mark.began >= since and mark.size == size:
-            ranks.setdefault(mark.step, set()).add(mark.rank)
+        if record.began >= since and record.size == size:
+            ranks.setdefault(record.step, set()).add(record.rank)
     return sum(len(found) == size for found in ranks.values())
 
 
-def longest_pause(marks: Sequence[Mark], since: float, until: float) -> float:
+def longest_pause(records: Sequence[StepRecord], since: float, until: float) -> float:
     """Return the longest time between two steps of any ranks."""
-    times = [since, *(mark.time for mark in marks if since < mark.time < until), until]
+    times = [since, *(record.time for record in records if since < record.time < until), until]
     return max(later - earlier for earlier, later in pairwise(times))

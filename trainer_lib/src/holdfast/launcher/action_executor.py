@@ -55,7 +55,7 @@ class ActionExecutor:
                 self._local.stop(attempt_id, reason, self.grace(grace))
             case e.QuiesceRanks(attempt_id=attempt_id, id=wish, reason=reason, commit=commit):
                 self._local.quiesce(
-                    attempt_id, wish, reason, commit=commit, near=commit and self._last_checkpoint.near
+                    attempt_id, wish, reason, commit=commit, near=commit and self._last_checkpoint.has_node_tiers
                 )
             case e.RequestCheckpoint(attempt_id=attempt_id, id=wish, reason=reason):
                 self._local.checkpoint(attempt_id, wish, reason)
@@ -81,7 +81,7 @@ class ActionExecutor:
 
     def grace(self, wanted: float) -> float:
         """Return the grace period. Only a script without Holdfast's loop needs one: it may handle SIGTERM itself."""
-        if self._supervisor.speaks_holdfast:
+        if self._supervisor.uses_holdfast:
             return wanted
         drain = self._pump.state.drain
         return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self._pump.now())

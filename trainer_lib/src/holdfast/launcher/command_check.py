@@ -62,24 +62,28 @@ def nested_launcher(argv: Sequence[str]) -> str:
 
 def _suggestion(argv: Sequence[str]) -> str:
     """Return the command without the nested launcher, as far as its options can be parsed."""
-    words = list(argv[1:])
+    arguments = list(argv[1:])
     at = next(
-        (place for place, word in enumerate(words) if word.endswith(".py") and Path(word).name not in _LAUNCHERS),
+        (
+            place
+            for place, argument in enumerate(arguments)
+            if argument.endswith(".py") and Path(argument).name not in _LAUNCHERS
+        ),
         None,
     )
-    script = ["train.py"] if at is None else words[at:]
-    count = next((value for word, value in _options(words[:at]) if _is_count(word)), "N")
+    script = ["train.py"] if at is None else arguments[at:]
+    count = next((value for argument, value in _options(arguments[:at]) if _is_count(argument)), "N")
     return shlex.join(["holdfast", "run", "--nproc-per-node", count, "--", "python", *script])
 
 
-def _options(words: Sequence[str]) -> list[tuple[str, str]]:
-    split = [word.partition("=") for word in words]
-    after = [*words[1:], ""]
+def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    split = [argument.partition("=") for argument in arguments]
+    after = [*arguments[1:], ""]
     return [(name, value if sign else follows) for (name, sign, value), follows in zip(split, after, strict=True)]
 
 
-def _is_count(word: str) -> bool:
+def _is_count(argument: str) -> bool:
     return (
-        word.lstrip("-").replace("-", "_") in {"nproc_per_node", "num_processes", "num_gpus", "np", "n"}
-        and word[:1] == "-"
+        argument.lstrip("-").replace("-", "_") in {"nproc_per_node", "num_processes", "num_gpus", "np", "n"}
+        and argument[:1] == "-"
     )

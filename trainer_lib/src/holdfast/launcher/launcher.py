@@ -76,7 +76,7 @@ class Launcher:
         self._uploads = Uploads(config.upload, config.checkpoint_dir, self._uploaded)
         self.peers = PeerLinks(me, pump, changed=self._status.changed, broken=self.fault)
         self._tiers = NodeTiers(config)
-        self._socket = AgentSocket(run_dir / AGENT_SOCKET_FILE, self._heard)
+        self._socket = AgentSocket(run_dir / AGENT_SOCKET_FILE, self._on_rank_message)
         touch = TouchFile(run_dir)
         self._local = LocalRanks(pump, me, touch, recorder=self._recorder, uploads=self._uploads, tiers=self._tiers)
         self._pool = Pool(argv=config.command.argv, warm=config.command.warm)
@@ -170,7 +170,7 @@ class Launcher:
             self.pump.feed(e.Tick())
             self._reaper.reap()
             self._standby.tick()
-            self._rank_watch.look()
+            self._rank_watch.check()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
             await asyncio.sleep(_TICK_SECONDS)
@@ -210,7 +210,7 @@ class Launcher:
     def _hang_found(self, attempt_id: AttemptId, message: str) -> None:
         self.pump.feed(e.HangFound(attempt_id=attempt_id, message=message))
 
-    def _heard(self, message: RankMessage) -> None:
+    def _on_rank_message(self, message: RankMessage) -> None:
         self._local.heard(message)
         self._status.changed()
 
@@ -235,7 +235,7 @@ class Launcher:
             accounting=self._recorder.document(),
             warm_processes=self._pool.ready,
             uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
-            refused_peers=self.peers.strangers + self._tiers.strangers,
+            refused_peers=self.peers.rejected + self._tiers.rejected,
         )
 
 

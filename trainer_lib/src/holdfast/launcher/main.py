@@ -53,7 +53,7 @@ async def launch(options: RunOptions, environment: Environment) -> int:
     finally:
         for handler in logger.handlers:
             handler.close()
-    sys.stderr.write(termination_log.last_words(ending))  # after the log, so that this is the last output
+    sys.stderr.write(termination_log.final_message(ending))  # after the log, so that this is the last output
     return ending.code
 
 
@@ -61,7 +61,7 @@ async def _run(options: RunOptions, environment: Environment, context: LogContex
     command_check.check(resolve_command(options.command), nested=options.nested_launcher)
     if environment.under_operator:
         return await _under_operator(options, environment, context)
-    return await _alone(options, environment, context)
+    return await _run_standalone(options, environment, context)
 
 
 def _command(options: RunOptions, environment: Environment, *, processes: int) -> Command:
@@ -119,16 +119,16 @@ def _upload(environment: Environment) -> UploadSettings | None:
     )
 
 
-async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
+async def _run_standalone(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
     """Run without an operator: the launcher that owns the endpoint takes its role, and the others join it."""
     made = environment.run_dir is None
     run_dir = environment.run_dir or _temporary_dir()
-    let_go: Callable[[], None] | None = None
+    release: Callable[[], None] | None = None
     try:
         place = await find_address(options, environment)
         name = f"{socket.gethostname()}-{os.getpid()}"
         if environment.checkpoint_dir is not None and place.elsewhere is None:
-            let_go = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
+            release = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
         context.update(pod=name)
         config = LauncherConfig(
             run_dir=run_dir,
@@ -149,8 +149,8 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
         terms = RunRequest(run_id=run_id, options=options, environment=environment)
         return await Standalone(config, context, place, terms).run()
     finally:
-        if let_go is not None:
-            let_go()
+        if release is not None:
+            release()
         if made:
             shutil.rmtree(run_dir, ignore_errors=True)
 

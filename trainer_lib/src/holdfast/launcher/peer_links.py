@@ -32,7 +32,7 @@ class PeerLinks:
         self._pump = pump
         self._changed = changed
         self._key: bytes | None = None
-        self.strangers = 0
+        self.rejected = 0
         self.control = ControlChannel(me=identity.pod_uid, listener=self)
         self.store = StoreHost(self._store_lost, on_broken=broken)
 
@@ -62,13 +62,13 @@ class PeerLinks:
         _log.info("lost %s (%s)", uid, how)
         self._pump.feed(e.PeerDown(pod_uid=uid, how=how))
 
-    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+    def peer_message(self, uid: str, body: Mapping[str, Any]) -> None:
         """Process a message of a peer. Raises `DocumentError` if it is not valid, which closes the channel."""
         self._pump.feed(e.Received(sender=uid, message=messages.from_json(body)))
 
-    def stranger(self) -> None:
+    def connection_rejected(self) -> None:
         """Count a connection that was refused because it did not prove that it has the job's key."""
-        self.strangers += 1
+        self.rejected += 1
         self._changed()
 
     def _connect(self) -> None:

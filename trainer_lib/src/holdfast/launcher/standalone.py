@@ -8,7 +8,6 @@ import logging
 import secrets
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from holdfast.core.connections import own_address
 from holdfast.core.environment import Environment, variable
@@ -21,9 +20,6 @@ from holdfast.launcher.options import RunOptions
 from holdfast.launcher.rendezvous import connection as rendezvous
 from holdfast.launcher.rendezvous import endpoint
 from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, RunRequest
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("holdfast.launcher")
 _LOOPBACK_SECRET = b"this host only"
@@ -51,7 +47,7 @@ async def find_address(options: RunOptions, environment: Environment) -> Launche
     if options.endpoint is None:
         return LauncherAddress(host="127.0.0.1", secret=secrets.token_bytes(32))
     host, port = options.endpoint
-    addresses = await endpoint.resolve(host, port, patience=_JOIN_SECONDS)
+    addresses = await endpoint.resolve(host, port, timeout=_JOIN_SECONDS)
     address = endpoint.choose(addresses)
     secret = _secret(environment, host, address)
     if options.max_nodes > 1:
@@ -136,17 +132,17 @@ class Standalone:
             secret=self._place.secret,
             accept=self._agent.see_membership,
             record=self._record,
-            stranger=self._agent.peers.stranger,
+            on_rejected=self._agent.peers.connection_rejected,
             now=self._agent.pump.now,
         )
         await served.serve(self._place.listener, own)
 
     async def _be_member(self, own: Joined, host: str, port: int) -> None:
-        connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
+        connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, timeout=_JOIN_SECONDS)
         await rendezvous.join(
             connection,
             own=own,
-            asked=self._terms.asked(),
+            requested=self._terms.asked(),
             secret=self._place.secret,
             accept=self._agent.see_membership,
         )

@@ -35,7 +35,9 @@ class Standby:
         self._pool = pool
         self._supervisor = supervisor
         self._peers = peers
-        self._starts_script = config.stand_by and script_imports.speaks(argv) and not script_imports.reads_place(argv)
+        self._starts_script = (
+            config.stand_by and script_imports.speaks(argv) and not script_imports.reads_rank_variables(argv)
+        )
         self._idle_since: float | None = None
         self._ticks = 0
 
@@ -69,4 +71,4 @@ class Standby:
         attempt = state.attempt
         if attempt is None:
             return False
-        return attempt.step is not None or (attempt.entered and not self._supervisor.speaks_holdfast)
+        return attempt.step is not None or (attempt.entered and not self._supervisor.uses_holdfast)

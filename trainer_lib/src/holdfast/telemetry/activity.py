@@ -47,7 +47,7 @@ class Meter:
     """Reports each change to every listener."""
 
     def __init__(self, *listeners: Listener) -> None:
-        self._listeners = listeners
+        self.listeners = listeners
         self.activity = Activity.STARTUP
         self.step = 0
 
@@ -56,7 +56,7 @@ class Meter:
         if step is not None:
             self.step = step
         self.activity = activity
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.entered(activity, self.step)
 
     @contextmanager

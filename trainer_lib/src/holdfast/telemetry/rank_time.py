@@ -24,7 +24,7 @@ PRIOR_FAILURES: Final = 1.0
 PRIOR_SECONDS: Final = 86_400.0
 # Upper bounds of the histograms of recoveries, in seconds.
 BOUNDS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-_TELL_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
 
 
 class Spent(StrEnum):
@@ -80,9 +80,9 @@ class Timer:
 
     def copy(self) -> Timer:
         """Return a timer with the same measured time."""
-        twin = Timer(self._clock)
-        twin._before, twin._since = self._before, self._since
-        return twin
+        copied = Timer(self._clock)
+        copied._before, copied._since = self._before, self._since
+        return copied
 
 
 class TimeByCause:
@@ -101,7 +101,7 @@ class TimeByCause:
     def total(self) -> float:
         return sum(self._seconds.values())
 
-    def book(self, spent: Spent, seconds: float) -> None:
+    def add(self, spent: Spent, seconds: float) -> None:
         self._seconds[spent] += seconds
 
     def plus(self, other: TimeByCause) -> TimeByCause:
@@ -139,24 +139,24 @@ _PLAIN: Final = {
 class Ledger:
     """The accounts of one rank process: an `activity.Listener`.
 
-    `tell` receives a report when the rank enters a world, has its state, or leaves, and at most once per
+    `report_to` receives a report when the rank enters a world, has its state, or leaves, and at most once per
     second in between.
     """
 
-    def __init__(self, clock: Clock, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, clock: Clock, report_to: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._clock = clock
-        self._tell = tell
-        self._told_at = float("-inf")
+        self._report_to = report_to
+        self._reported_at = float("-inf")
         self._wall = Timer(clock)
         self._timers = {activity: Timer(clock) for activity in Activity}
-        self._books = TimeByCause()
+        self._times = TimeByCause()
         self._open = 0.0
         self._activity = Activity.STARTUP
         self._step = 0
         self._highest = 0
         self._worlds = 0
         self._retried = False
-        self._settled_in = False
+        self._started_training = False
 
     def reached(self, step: int) -> None:
         """Note that the job has completed this step before: up to it, steps are recomputed."""
@@ -175,9 +175,9 @@ class Ledger:
             self._settle(step, committed=step > self._step)
         elif self._retried and activity in _TRAINING and activity is not Activity.APPLY:
             self._settle(step, committed=False)
-        self._open_up(activity, before)
+        self._open_activity(activity, before)
         if self._due(activity, before):
-            self._say()
+            self._send_report()
 
     def step(self, *, step: int, committed: bool) -> None:
         """Set result and number of the step in progress where `entered` cannot detect them: for a skipped step."""
@@ -186,19 +186,23 @@ class Ledger:
             self._timers[self._activity].start()
         self._settle(step, committed=committed)
 
+    def seconds(self, activity: Activity) -> float:
+        """Return the total time of an activity."""
+        return self._timers[activity].seconds
+
     def report(self) -> dict[str, Any]:
         """Return all accounts since the first world, with the activity in progress: the launcher's `account`."""
         stretch = self._timers[self._activity].stretch
-        books = self._books
+        times = self._times
         if self._activity not in _STEP | _OUTSIDE:
-            books = books.plus(TimeByCause({self._spent(self._activity): stretch}))
+            times = times.plus(TimeByCause({self._spent(self._activity): stretch}))
             stretch = 0.0
         return {
             "at": self._clock(),
             "activity": str(self._activity),
             "wall": round(self._wall.seconds, 6),
             "open": round(self._open + (stretch if self._activity in _STEP else 0.0), 6),
-            "seconds": books.to_json(),
+            "seconds": times.to_json(),
             "activities": {str(activity): round(self._timers[activity].seconds, 6) for activity in MEASURED},
         }
 
@@ -210,26 +214,26 @@ class Ledger:
             return
         stretch = self._timers[activity].stop()
         if activity not in _STEP:
-            self._books.book(self._spent(activity), stretch)
+            self._times.add(self._spent(activity), stretch)
         elif leaves and activity.waiting:
-            self._books.book(Spent.DETECTION, stretch)
+            self._times.add(Spent.DETECTION, stretch)
         else:
             self._open += stretch
 
-    def _open_up(self, activity: Activity, before: Activity) -> None:
+    def _open_activity(self, activity: Activity, before: Activity) -> None:
         self._activity = activity
         if activity in _OUTSIDE:
             self._retried = self._retried or before not in _OUTSIDE
             return
         if before in _OUTSIDE:
             self._worlds += 1
-            self._settled_in = False
+            self._started_training = False
             self._wall.start()
         self._timers[activity].start()
 
     def _settle(self, step: int, *, committed: bool) -> None:
         useful = committed and step > self._highest
-        self._books.book(Spent.PRODUCTIVE if useful else Spent.RECOMPUTE, self._open)
+        self._times.add(Spent.PRODUCTIVE if useful else Spent.RECOMPUTE, self._open)
         self._open, self._step, self._retried = 0.0, step, False
         if committed:
             self.reached(step)
@@ -244,13 +248,13 @@ class Ledger:
             return before not in _OUTSIDE
         if activity in ENTERING:
             return before in _OUTSIDE
-        arrived, self._settled_in = not self._settled_in, True
-        return arrived or self._clock() - self._told_at >= _TELL_SECONDS
+        arrived, self._started_training = not self._started_training, True
+        return arrived or self._clock() - self._reported_at >= _REPORT_SECONDS
 
-    def _say(self) -> None:
-        if self._tell is not None:
-            self._told_at = self._clock()
-            self._tell(self.report())
+    def _send_report(self) -> None:
+        if self._report_to is not None:
+            self._reported_at = self._clock()
+            self._report_to(self.report())
 
 
 class Histogram:

@@ -16,6 +16,7 @@ import torch
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
 from holdfast.checkpoint.manager import CheckpointManager
+from holdfast.core import torch_version
 from holdfast.core.attempt import Claim
 from holdfast.core.environment import Environment, read_environment
 from holdfast.core.errors import LaunchError
@@ -26,7 +27,9 @@ from holdfast.fault_injection.injector import listener as chaos_listener
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.activity_page import open_board
 from holdfast.telemetry.rank_time import Ledger
+from holdfast.training import determinism
 from holdfast.training.checkpointing.pinned_memory import PinnedMemory
+from holdfast.training.guards.settings import Guards
 from holdfast.training.job import Job
 from holdfast.training.launcher_client import exception_reporter, placement
 from holdfast.training.launcher_client.agent_client import LauncherClient
@@ -49,12 +52,18 @@ def init(
     retention: str | None = None,
     max_in_flight: int | None = None,
     resume: str | None = None,
+    guards: Guards | None = None,
+    deterministic: bool = False,
 ) -> Job:
     """Join the job of the launcher. Without a launcher, the script is a world of one.
 
     The call returns at once. The world may still be forming, and `job.manage` waits for it. Under the operator, every
     setting is in the environment. Arguments take precedence. The effective values are logged once with their sources.
+    With `deterministic`, PyTorch uses only deterministic algorithms.
     """
+    torch_version.require()
+    if deterministic:
+        determinism.enable()
     environment = read_environment()
     config = effective(
         environment,
@@ -79,8 +88,9 @@ def init(
         ledger=ledger,
         device=_device,
         interface=environment.socket_interface,
+        guards=guards,
     )
-    reporter = exception_reporter.Reporter(agent, lambda: job.committed_step)
+    reporter = exception_reporter.Reporter(agent, lambda: job.committed_step, job.with_less_memory)
     reporter.install()
     close = _once(partial(_close, job, reporter, os.getpid()))
     atexit.register(close)

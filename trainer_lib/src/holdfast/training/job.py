@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,43 +18,36 @@ import torch.distributed
 
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.state.flatten import Stateful, check_savable, flatten
+from holdfast.core import torch_version
 from holdfast.core.errors import CheckpointError, PeerLostError, StateError, UsageError
-from holdfast.telemetry.activity import Activity, Meter
+from holdfast.fault_injection.injector import before_read
+from holdfast.telemetry.activity import Meter
 from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.checkpointing.hooks import CheckpointHooks
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
-from holdfast.training.data import Audit, Position, expected_audit
+from holdfast.training.data import AuditResult, Position, expected_audit
 from holdfast.training.data.loader import MapDataset, fingerprint, make_loader
+from holdfast.training.data.readable_dataset import ReadableDataset, Reports, readable
 from holdfast.training.distributed.fsdp import Sharding, check_sharded
+from holdfast.training.guards.out_of_memory import OutOfMemory
+from holdfast.training.guards.responses import Responses
+from holdfast.training.guards.settings import Guards, checked_guards
 from holdfast.training.launcher_client.connection import LauncherConnection, Parting
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.loop import Batches, Progress, TrainingLoop, report_done
 from holdfast.training.options.config import JobConfig
 from holdfast.training.options.elasticity import Elasticity, Scaler
-from holdfast.training.options.validation import check_managed, check_run, check_whole
+from holdfast.training.options.validation import activity_of, check_managed, check_run, check_whole
 from holdfast.training.recovery.replica_digest import ReplicaReport
+from holdfast.training.recovery.replica_sync import ReplicaSync
 from holdfast.training.recovery.world_entry import WorldEntry
-from holdfast.training.step.stepper import Stepper, StepResult
+from holdfast.training.step.step_result import StepResult
+from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 Module = TypeVar("Module", bound=torch.nn.Module)
 _TORCHS = (torch.nn.Module, torch.optim.Optimizer)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditResult:
-    """The result of an audit: whether every sample up to the cursor was consumed exactly once."""
-
-    ok: bool
-    seen: Audit
-    expected: Audit
-
-    def __str__(self) -> str:
-        told = f"{self.seen.count} samples, hash {self.seen.hash:016x}"
-        if self.ok:
-            return f"exactly once ({told})"
-        return f"WRONG: {told}, but expected {self.expected.count} samples, hash {self.expected.hash:016x}"
 
 
 class Job:
@@ -71,8 +63,11 @@ class Job:
         ledger: Ledger,
         device: Callable[[RankPlacement], torch.device],
         interface: str = "",
+        guards: Guards | None = None,
     ) -> None:
         self._agent = agent
+        self._guards = checked_guards(guards)
+        self._reports = Reports()
         self._config = config
         self._engine = engine
         self._meter = meter
@@ -148,7 +143,7 @@ class Job:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Report the script's activity while it makes no steps: `with job.phase("evaluation"):`."""
-        return self._meter.during(_activity(name))
+        return self._meter.during(activity_of(name))
 
     def on_membership(self, callback: Callable[[Job], None]) -> None:
         """Register a callback.
@@ -163,8 +158,11 @@ class Job:
         loader = None if self._loop is None else self._loop.loader
         if loader is None or position is None:
             raise UsageError("job.audit() needs job.batches(): only the job's own cursor can be audited")
-        expected = expected_audit(size=loader.size, seed=position.seed, cursor=position.cursor)
-        return AuditResult(ok=expected == position.audit, seen=position.audit, expected=expected)
+        cursor, skipped = position.cursor, position.skipped
+        expected = expected_audit(size=loader.size, seed=position.seed, cursor=cursor, skipped=skipped)
+        passed = position.place(cursor) - cursor
+        seen, unread = position.audit, self._state.bad_samples.skipped
+        return AuditResult(ok=expected == seen, seen=seen, expected=expected, skipped=passed, unreadable=unread)
 
     # Methods for scripts
 
@@ -176,14 +174,16 @@ class Job:
         scheduler: Any = None,
         scaler: Any = None,
         max_grad_norm: float | None = None,
+        group_norms: bool = False,
         elasticity: Elasticity | None = None,
         **stateful: Stateful,
     ) -> None:
         """Restore the newest valid state, if there is one, and save these objects from now on.
 
         `elasticity` sets how batch and learning rate follow the world size; by default they do not. `scaler` is a
-        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer with it. Other objects with
-        `state_dict` and `load_state_dict` may have any names.
+        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer with it. `group_norms` requests the
+        gradient norm of each parameter group. Other objects with `state_dict` and `load_state_dict` may have any
+        names.
         """
         if self._entry is not None:
             raise UsageError("job.manage() was called twice: pass all objects in one call")
@@ -197,9 +197,12 @@ class Job:
             self._state,
             self._agent,
             self._meter,
+            self._ledger,
             checkpoint_requested=self._scheduler.overdue,
             busy=self._scheduler.writes,
             max_grad_norm=max_grad_norm,
+            group_norms=group_norms,
+            guards=self._guards,
             scaler=scaler,
         )
         self._entry = WorldEntry(
@@ -225,6 +228,7 @@ class Job:
         """
         check_whole("size", size, least=2)
         if self._sharding is None:
+            torch_version.require(torch_version.SHARDING, "job.fully_shard")
             self._sharding = Sharding(size, self.device, self._meter)
         if self._sharding.size != size:
             raise UsageError(f"job.fully_shard was called with size {self._sharding.size} and now with {size}")
@@ -264,11 +268,21 @@ class Job:
             device=self.device,
             collate=collate,
             elasticity=self._elasticity,
+            retries=self._guards.sample_retries,
+            tolerant=self._guards.max_bad_samples > 0,
+            before=before_read(self._meter.listeners),
         )
         start, saved = Position(fingerprint=fingerprint(dataset), seed=seed), self._state.position
         self._state.position = start if saved is None else start.resumed(saved)
         alike = alike or self._sharding is not None
         return loop.batches(Batches(loader=loop.loader, start=start, max_steps=max_steps, alike=alike))
+
+    def readable(self, dataset: MapDataset) -> ReadableDataset:
+        """Return the dataset for a loader of the script, with or without worker processes.
+
+        The next sample that can be read takes the place of one that cannot. The guards count such samples.
+        """
+        return readable(dataset, self._guards.sample_retries, self._guards.max_bad_samples > 0, self._reports.path())
 
     def step(self, loss: torch.Tensor, *, samples: float | None = None) -> StepResult:
         """Run backward. At the end of the global batch, average the gradients, apply the step, and save if it is due.
@@ -284,7 +298,8 @@ class Job:
         lost.
 
         If a lost peer breaks a collective of the script, in `fn` or in backward, the result is `Retried` and the same
-        samples are repeated. Any other error of `fn` is raised unchanged, and the batch is not consumed.
+        samples are repeated. So they are if the GPU is out of memory, until no smaller micro-batch is possible. Any
+        other error of `fn` is raised unchanged, and the batch is not consumed.
         """
         return self._managed.run_step(fn, samples)
 
@@ -342,6 +357,10 @@ class Job:
 
     # Internal
 
+    def with_less_memory(self) -> OutOfMemory | None:
+        """Return the record of GPU memory for the process that follows an error of a full memory, if it changes."""
+        return None if self._loop is None else self._loop.with_less_memory()
+
     def _enter(self, entry: WorldEntry, stepper: Stepper) -> TrainingLoop:
         first, self._first = self._first, None
         team = entry.enter(first)
@@ -364,7 +383,12 @@ class Job:
             entry=entry,
             hooks=hooks,
             team=team,
+            responses=Responses(
+                state=self._state, agent=self._agent, guards=self._guards, has_folder=self._engine is not None
+            ),
+            reports=self._reports,
             announce=self._announce,
+            replicas=ReplicaSync(self._agent, self._state, stepper, steps=self._guards.replica_check_steps),
         )
 
     @property
@@ -426,11 +450,3 @@ def _checked(name: str, thing: Any) -> Stateful:
             "add both, or leave the object out of manage()"
         )
     return thing
-
-
-def _activity(name: str) -> Activity:
-    try:
-        return Activity(name)
-    except ValueError:
-        known = ", ".join(repr(str(activity)) for activity in Activity)
-        raise UsageError(f"phase {name!r} is not valid: expected one of {known}") from None

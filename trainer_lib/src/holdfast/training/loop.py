@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -16,27 +17,37 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from holdfast.core.errors import PeerLostError, UsageError
+from holdfast.core.errors import CheckpointError, PeerLostError, UsageError
+from holdfast.core.limits import MAX_TEXT
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.rank_time import Ledger
 from holdfast.training.checkpointing.hooks import CheckpointHooks
 from holdfast.training.checkpointing.script_failure import ScriptFailure
-from holdfast.training.data import Position
+from holdfast.training.data import Position, Unreadable
 from holdfast.training.data.loader import Loader
+from holdfast.training.data.readable_dataset import Reports
 from holdfast.training.data.script_batch import ScriptBatch, Taken
+from holdfast.training.guards import out_of_memory
+from holdfast.training.guards.out_of_memory import OutOfMemory
+from holdfast.training.guards.responses import Responses
 from holdfast.training.launcher_client import exception_reporter
 from holdfast.training.launcher_client.connection import LauncherConnection
+from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.recovery.replica_digest import ReplicaReport
 from holdfast.training.recovery.replica_sync import ReplicaSync
 from holdfast.training.recovery.team import Team
 from holdfast.training.recovery.world_entry import WorldEntry
 from holdfast.training.step.call_mismatch import Call
-from holdfast.training.step.stepper import Stepper, StepResult, free_graph
+from holdfast.training.step.device_memory import MemoryWatch, empty_caches, free_graph
+from holdfast.training.step.step_result import StepResult
+from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 Result = TypeVar("Result")
+Repeat = Callable[[], StepResult]
 _LAST_STEP_MADE: Final = "the last step of this attempt is finished"
+_NO_SMALLER: Final = "empty caches did not help, and the micro-batches cannot be smaller"
 
 
 class Progress(Enum):
@@ -71,7 +82,10 @@ class TrainingLoop:
         entry: WorldEntry,
         hooks: CheckpointHooks,
         team: Team,
+        responses: Responses,
+        reports: Reports,
         announce: Callable[[], None],
+        replicas: ReplicaSync,
     ) -> None:
         self._agent = agent
         self._meter = meter
@@ -80,9 +94,12 @@ class TrainingLoop:
         self._stepper = stepper
         self._entry = entry
         self._hooks = hooks
+        self._responses = responses
+        self._reports = reports
         self._announce = announce
         self._batch = ScriptBatch()
-        self._replicas = ReplicaSync(agent, state, stepper)
+        self._replicas = replicas
+        self._memory = MemoryWatch(state.trained())
         self.loader: Loader | None = None
         self.team = team
         self.progress = Progress.SET_UP
@@ -118,9 +135,17 @@ class TrainingLoop:
         self._stepper.begin()
         position = self._state.position or batches.start
         self._state.position = position
-        parts = loader.parts(position, rank=team.group.rank, world_size=team.group.size, alike=batches.alike)
+        parts = loader.parts(
+            position,
+            rank=team.group.rank,
+            world_size=team.group.size,
+            alike=batches.alike,
+            micro_batch=self._state.out_of_memory.limit(loader.micro_batch),
+        )
         for part in parts:
             micro = loader.fetch(part, position)
+            self._log_unreadable(micro.unreadable, "skipped")
+            self._stepper.skip_unreadable(micro.unreadable)
             self._batch.give(micro, last=part is parts[-1])
             self._meter.enter(Activity.COMPUTE)
             yield micro.data
@@ -131,6 +156,11 @@ class TrainingLoop:
             self._meter.enter(Activity.DATA)
         if not parts:  # more ranks than samples: this rank only adds zeros
             self._end_step(loader.batch_at(team.group.size))
+
+    def _log_unreadable(self, samples: tuple[Unreadable, ...], how: str) -> None:
+        step, rank = self._state.step + 1, self.team.group.rank
+        for one in samples:
+            _log.warning("step %d, rank %d: sample %d is %s: %s", step, rank, one.sample, how, one.error)
 
     # Steps
 
@@ -145,17 +175,17 @@ class TrainingLoop:
             # Nothing to compute, because the peers are not in `fn` either.
             return self.step(torch.zeros((), device="cpu"), samples)
         lost = partial(exception_reporter.lost, cancel=team.cancel, single_rank=team.group.size == 1)
-        over = ""
+        repeat: Repeat | None = None
         try:
             loss = fn()
         except Exception as error:
-            over = lost(error)
-            if not over:
+            repeat = self._repeat_after(error, lost)
+            if repeat is None:
                 raise
-        if over:  # after the handler, because its error holds the frames and the graph
+        if repeat is not None:  # after the handler, because its error holds the frames and the graph
             if self._batch.held:
                 self._batch.take()
-            return self._retry(PeerLostError(over))
+            return repeat()
         return self._take(loss, samples, lost)
 
     def _take(self, loss: torch.Tensor, samples: float | None, lost: Callable[[Exception], str]) -> StepResult:
@@ -180,30 +210,45 @@ class TrainingLoop:
         batch = None if self.loader is None else self.loader.batch_at(self.team.group.size)
         last = taken is None or taken.last
         weight = taken.micro.samples / batch if taken and batch else own
-        over = ""
+        repeat: Repeat | None = None
         try:
             self._stepper.add(loss, weight, taken.micro.seen if taken else None, last=last)
         except Exception as error:
-            over = lost(error)  # the error holds the frames and the graph
-            if not over:
+            repeat = self._repeat_after(error, lost)  # the error holds the frames and the graph
+            if repeat is None:
                 raise
-        if over:
+        if repeat is not None:
             free_graph(loss)
-            return self._retry(PeerLostError(over))
+            return repeat()
         if not last:
             return StepResult(committed=False, step=self._state.step, reason="Accumulating")
         return self._end_step(batch)
 
     def _end_step(self, samples: int | None) -> StepResult:
+        self._log_unreadable(self._reports.fresh(), "replaced")
+        self._stepper.skip_unreadable(self._reports.pending)
         with self.team.calls.during(Call.STEP):
+            repeat: Repeat | None = None
             try:
                 outcome = self._stepper.finish(samples)
-            except PeerLostError as error:
-                return self._retry(error)
+            except Exception as error:
+                repeat = self._repeat_after(error, exception_reporter.ours)
+                if repeat is None:
+                    raise
+            if repeat is not None:
+                return repeat()
+            self._reports.pending = ()
             if not outcome.result.committed:
                 self._ledger.step(step=self._state.step, committed=False)
+            self._responses.check_samples(outcome)
+            if self._responses.carry_out(outcome, self.loader, self.team):
+                return self._roll_back()
             try:
                 self._hooks.prepare()
+                if self._replicas.due(self.team, saves=self._hooks.saves(outcome.agreed)):
+                    with self._meter.during(Activity.VOTE):
+                        self._replicas.check(self.team)
+                self._memory.look(self._state.step)
                 if self._hooks.after_step(outcome.agreed):
                     self._leave(_LAST_STEP_MADE)
             except PeerLostError as error:
@@ -297,20 +342,75 @@ class TrainingLoop:
         self._meter.enter(Activity.DATA, self._state.step)
 
     def _retry(self, error: PeerLostError) -> StepResult:
-        """Enter the next world, because the attempt is over. A prepared step may be applied meanwhile."""
-        before = self._state.step
+        """Enter the next world, because the attempt is over."""
         self._agent.lose_peers(str(error))
-        self._leave("")
+        return self._repeat("")
+
+    def _repeat_after(self, error: Exception, lost: Callable[[Exception], str]) -> Repeat | None:
+        """Return the call that repeats the step after an error; None if the script gets the error.
+
+        The call does not hold the error. Raise `torch.OutOfMemoryError` if no response to it is left.
+        """
+        over = lost(error)
+        if over:
+            return partial(self._retry, PeerLostError(over))
+        if not isinstance(error, torch.OutOfMemoryError):
+            return None
+        why, record = self._obstacle(), self.with_less_memory()
+        if why or record is None:
+            raise torch.OutOfMemoryError(out_of_memory.fails(str(error), why or _NO_SMALLER)) from error
+        return partial(self._repeat_with_more_memory, record, str(error))
+
+    def with_less_memory(self) -> OutOfMemory | None:
+        """Return the record of GPU memory after another time; None if no response is left."""
+        loader, state = self.loader, self._state
+        requested = 0 if loader is None else loader.micro_batch
+        share = 0 if loader is None else -(-loader.batch_at(self.team.group.size) // self.team.group.size)
+        used = min(share, state.out_of_memory.limit(requested))
+        return state.out_of_memory.once_more(state.step, requested=requested, used=used)
+
+    def _obstacle(self) -> str:
+        """Return why this rank cannot repeat the step with the other ranks; "" if it can."""
+        if self._stepper.counted:
+            return "the optimizer has begun to apply it"
+        if not self._agent.connected:
+            return "there is no launcher (holdfast run)"
+        return "" if self._agent.parting().keep else "the script has a process group of its own"
+
+    def _repeat_with_more_memory(self, record: OutOfMemory, error: str) -> StepResult:
+        """Repeat the step in the next world. All ranks adopt the record there."""
+        self._state.out_of_memory = record
+        rank = self.team.group.rank
+        message = out_of_memory.repeats(error, rank, record)[:MAX_TEXT]
+        _log.warning("%s", message)
+        self._agent.send(
+            "outOfMemory", step=self._state.step, rank=rank, microBatch=record.micro_batch, message=message
+        )
+        empty_caches()
+        return self._repeat("out of GPU memory")
+
+    def _repeat(self, reason: str) -> StepResult:
+        """Enter the next world. A prepared step may be applied meanwhile."""
+        before = self._state.step
+        self._leave(reason)
         applied_in_recovery = self._stepper.applied_in_recovery
         if applied_in_recovery is not None and applied_in_recovery.step == self._state.step > before:
             return applied_in_recovery
         committed = self._state.step > before
         return StepResult(committed=committed, step=self._state.step, reason="Committed" if committed else "Retried")
 
-    def _leave(self, reason: str) -> None:
+    def _roll_back(self) -> StepResult:
+        """Leave the world, and restore an earlier step with the same ranks in the next one."""
+        with suppress(PeerLostError, CheckpointError):
+            self._hooks.wait()  # the running checkpoint may be the one to restore
+        again = None if self._agent.connected else self.team.place  # without a launcher, there is no other place
+        self._leave("the job rolls back", again)
+        return StepResult(committed=False, step=self._state.step, reason="RolledBack")
+
+    def _leave(self, reason: str, again: RankPlacement | None = None) -> None:
         self._entry.leave(self.team, reason)
         self._hooks.leave()
-        self._enter(self._entry.enter())
+        self._enter(self._entry.enter(again))
         if self.loader is not None:  # otherwise it is unknown where the script's loop continues
             self._batch.end_world()
 

@@ -16,7 +16,7 @@ from holdfast.training.init import init
 from holdfast.training.job import Job
 from holdfast.training.options.elasticity import Elasticity
 from holdfast.training.options.validation import check_run, check_whole
-from holdfast.training.step.stepper import StepResult
+from holdfast.training.step.step_result import StepResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Trainer:
     scheduler: Any = None
     scaler: Any = None
     max_grad_norm: float | None = None
+    group_norms: bool = False
     elasticity: Elasticity | None = None
     others: Mapping[str, Stateful] = field(default_factory=dict)
     """Other objects for `job.manage`, by name."""
@@ -78,6 +79,7 @@ class Trainer:
             scheduler=self.scheduler,
             scaler=self.scaler,
             max_grad_norm=self.max_grad_norm,
+            group_norms=self.group_norms,
             elasticity=self.elasticity,
             **self.others,
         )

@@ -26,6 +26,11 @@ class Cause(StrEnum):
 
     Raise the memory limit of the trainer container or reduce the memory that the script uses.
     """
+    NON_FINITE = "NonFinite"
+    """The loss, gradients or weights were not finite, and the job rolled back or failed.
+
+    Look at the samples and modules that the log names, and lower the learning rate.
+    """
 
 
 CAUSES = tuple(Cause)
@@ -92,6 +97,8 @@ class DecisionReason(StrEnum):
     """
     IGNORE_BY_RULE = "IgnoreByRule"
     """A rule of the job asks for Ignore."""
+    IGNORE_BY_DEFAULT = "IgnoreByDefault"
+    """The processes repeat a step with less GPU memory, which counts towards no budget."""
     IN_PLACE_BY_DEFAULT = "InPlaceByDefault"
     """No rule matches, and the launchers restart the processes in the same pods."""
     RECREATE_POD_BY_DEFAULT = "RecreatePodByDefault"

@@ -100,6 +100,16 @@ class LauncherReason(StrEnum):
 
     Raise the memory limit or reduce the memory that the script uses.
     """
+    OUT_OF_MEMORY_RETRIED = "OutOfMemoryRetried"
+    """A process was out of GPU memory, and all processes repeat the step with empty caches or smaller micro-batches.
+
+    Pass a smaller `micro_batch_size` to `job.batches`.
+    """
+    BAD_SAMPLES = "BadSamples"
+    """The script skipped more samples of its dataset than `max_bad_samples` of its guards allows.
+
+    Repair the samples that the message names, or raise `max_bad_samples`.
+    """
     HUNG = "Hung"
     """A process made no progress, and the launcher ended it.
 

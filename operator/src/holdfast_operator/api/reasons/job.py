@@ -46,6 +46,23 @@ class JobReason(StrEnum):
 
     Check the storage; delete the renamed folder when you no longer need it.
     """
+    REPLICA_REPAIRED = "ReplicaRepaired"
+    """The state of a rank differed from that of most replicas, so the rank received theirs; training continues.
+
+    If this repeats, test the memory and the GPUs of the node in the message.
+    """
+    NO_MAJORITY_OF_REPLICAS = "NoMajorityOfReplicas"
+    """The replicas differed, and no state had a majority. If they were equal before, training restarts.
+
+    If this repeats, test the nodes, and make sure that the script changes the weights alike on all ranks.
+    """
+    NO_RECENT_DIVERGENCE = "NoRecentDivergence"
+    """All comparisons of the replicas in the last day found the same state."""
+    SLOW_RANKS = "SlowRanks"
+    """The other ranks wait for the ranks that the message names; training continues.
+
+    Compare the nodes and the data loading of these ranks with the others; if a node is slow, drain it.
+    """
     SUSPENDING = "Suspending"
     """The job is suspended, and its workers write a checkpoint and leave."""
     SUSPENDED = "Suspended"
@@ -82,6 +99,11 @@ class JobReason(StrEnum):
 
     Raise the memory limit, or raise the budget.
     """
+    NON_FINITE_BUDGET_EXCEEDED = "NonFiniteBudgetExceeded"
+    """The job had more NonFinite incidents than its budget allows.
+
+    Find the cause of the numbers that are not finite, or raise the budget.
+    """
     INVALID_SPEC = "InvalidSpec"
     """This version of the operator cannot read the resource; running workers are left alone.
 
@@ -94,6 +116,7 @@ BUDGET_EXCEEDED = {
     Cause.INFRASTRUCTURE: JobReason.INFRASTRUCTURE_BUDGET_EXCEEDED,
     Cause.INTERRUPTION: JobReason.INTERRUPTION_BUDGET_EXCEEDED,
     Cause.OOM: JobReason.OOM_BUDGET_EXCEEDED,
+    Cause.NON_FINITE: JobReason.NON_FINITE_BUDGET_EXCEEDED,
 }
 
 

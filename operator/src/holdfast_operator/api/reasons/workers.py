@@ -44,6 +44,11 @@ class WorkerReason(StrEnum):
 
     Check the node, or add another one.
     """
+    REPEATED_DIVERGENCE = "RepeatedDivergence"
+    """Ranks on a node held a wrong state repeatedly, so the job places no new worker there for a day.
+
+    Test the memory and the GPUs of the node.
+    """
     POD_RELABELLED = "PodRelabelled"
     """Another client changed a label or the owner of a worker's pod; the operator restores it.
 

@@ -24,15 +24,12 @@ def items(value: Any, path: str) -> list[Any]:
     return value
 
 
-def integer(
-    value: Json, key: str, path: str, default: int | None = None, *, minimum: int, maximum: int | None = None
-) -> int:
-    """Return an integer between ``minimum`` and ``maximum``. Raises ``UnreadableError``."""
+def integer(value: Json, key: str, path: str, default: int | None = None, *, minimum: int) -> int:
+    """Return an integer of at least ``minimum``. Raises ``UnreadableError``."""
     found = value.get(key, default)
     whole = isinstance(found, int) and not isinstance(found, bool)
-    if not whole or found < minimum or (maximum is not None and found > maximum):
-        bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise UnreadableError(f"{path}.{key} must be an integer {bounds}, not {found!r}")
+    if not whole or found < minimum:
+        raise UnreadableError(f"{path}.{key} must be an integer of at least {minimum}, not {found!r}")
     return int(found)
 
 

@@ -5,6 +5,7 @@ Each type parses itself from JSON (``from_json`` drops what it cannot read and k
 """
 
 from holdfast_operator.api.status.conditions import MOST_TELLING, Condition, ConditionType, StartupProblem
+from holdfast_operator.api.status.failure_history import Divergence, Divergences
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, IncidentCount, reason_word, say
 from holdfast_operator.api.status.membership import Claim, EarlierGeneration, Member, Membership
@@ -20,6 +21,8 @@ __all__ = [
     "Claim",
     "Condition",
     "ConditionType",
+    "Divergence",
+    "Divergences",
     "EarlierGeneration",
     "GangAttempt",
     "Goodput",

@@ -19,6 +19,7 @@ class ConditionType(StrEnum):
     READY = "Ready"
     RESTARTING = "Restarting"
     DEGRADED = "Degraded"
+    REPLICAS_DIVERGED = "ReplicasDiverged"
     COMPLETE = "Complete"
     FAILED = "Failed"
 

@@ -27,6 +27,26 @@ class ActionHistory(JsonFields):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Divergence(JsonFields):
+    """A comparison of all replicas in which the state of one rank differed from that of most others."""
+
+    rank: int
+    node: str = ""
+    step: int
+    tensor: str = ""  # the first one that differed
+    repaired: bool = False  # false: no state had a majority, so no rank is known to be wrong
+    time: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergences(JsonFields):
+    """The comparisons in which replicas differed."""
+
+    count: int = 0
+    last: Divergence
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeFailures(JsonFields):
     """The failures of the job on a node since one boot. A node that rebooted counts as another node."""
 

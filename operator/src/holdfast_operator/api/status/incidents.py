@@ -52,7 +52,7 @@ class Incident(JsonFields):
     SPARSE = True
 
     number: int = stored("number", missing=0)
-    pair: AttemptId = stored(FLAT)
+    attempt_id: AttemptId = stored(FLAT)
     cause: Cause = stored("cause", missing=Cause.INFRASTRUCTURE)
     action: str = stored("action", missing="")
     reason: str = stored("reason", missing=FailureReason.UNKNOWN, read=lambda text: reason_word(str(text)))

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-from holdfast_operator.api.ids import AttemptId, parse_pair
+from holdfast_operator.api.ids import AttemptId, parse_attempt_id
 from holdfast_operator.api.json import Json, integer, items, number
 from holdfast_operator.api.times import format_time, parse_time
 
@@ -149,6 +149,6 @@ _READERS: dict[Any, Read] = {
     bool: lambda value: value is True,
     float: _float,
     datetime: parse_time,
-    AttemptId: parse_pair,
+    AttemptId: parse_attempt_id,
     Json: lambda value: value if isinstance(value, Mapping) and value else None,
 }

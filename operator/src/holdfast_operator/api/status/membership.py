@@ -52,15 +52,15 @@ class Member:
 class Claim(JsonFields):
     """The right of an attempt to publish checkpoints, as its launcher wrote it into the checkpoint folder."""
 
-    pair: AttemptId = stored(FLAT)
+    attempt_id: AttemptId = stored(FLAT)
     job_uid: str = stored("jobUID", missing="")
     publication: str = stored("publication", missing="")
     from_step: int = stored("fromStep", missing=0)
-    from_pair: AttemptId | None = None
+    from_attempt_id: AttemptId | None = stored("fromPair", default=None)
 
     @property
     def order(self) -> tuple[AttemptId, str, str, int, str]:
-        return self.pair, self.job_uid, self.publication, self.from_step, str(self.from_pair or "")
+        return self.attempt_id, self.job_uid, self.publication, self.from_step, str(self.from_attempt_id or "")
 
     def to_json(self) -> dict[str, Any]:
         return {"version": c.PROTOCOL_VERSION, **super().to_json()}

@@ -14,7 +14,7 @@ class Checkpoint(JsonFields):
     """The newest durable checkpoint."""
 
     step: int
-    pair: AttemptId = stored(FLAT)
+    attempt_id: AttemptId = stored(FLAT)
     tier: str = stored("tier", missing="")
     time: datetime
 
@@ -24,7 +24,7 @@ class StartingPoint(JsonFields):
     """Where training started or, after a suspension, resumed. ``after``: the last generation before that."""
 
     after: int = 0
-    pair: AttemptId | None = stored(FLAT, default=None)
+    attempt_id: AttemptId | None = stored(FLAT, default=None)
     step: int = 0
     message: str = ""
 

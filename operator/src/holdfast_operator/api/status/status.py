@@ -11,7 +11,7 @@ from holdfast_operator.api.ids import AttemptId
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.status import operator_state
 from holdfast_operator.api.status.conditions import Condition, ConditionType, StartupProblem
-from holdfast_operator.api.status.failure_history import ActionHistory, NodeFailures
+from holdfast_operator.api.status.failure_history import ActionHistory, Divergences, NodeFailures
 from holdfast_operator.api.status.goodput import Goodput
 from holdfast_operator.api.status.incidents import Incident, IncidentCount
 from holdfast_operator.api.status.json_fields import JsonFields, stored
@@ -36,6 +36,7 @@ _PRIVATE = (
     "forgotten",
     "tallies",
     "offenders",
+    "divergedNodes",
     "document",
     "applied",
     "quarantined",
@@ -60,6 +61,7 @@ class Status(JsonFields):
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     goodput: Goodput | None = None
+    divergences: Divergences | None = None
     origin: StartingPoint = stored("startedFrom", default=_NOWHERE)
     avoided: tuple[AvoidedNode, ...] = stored("avoidedNodes", default=())
     gang: GangAttempt = _NO_WAIT
@@ -73,6 +75,7 @@ class Status(JsonFields):
     counted_batch: int = -1
     tallies: tuple[ActionHistory, ...] = ()
     offenders: tuple[NodeFailures, ...] = ()
+    diverged_nodes: tuple[NodeFailures, ...] = ()
     document: str = ""
     applied: str = ""  # digest of the children that were applied last
     quarantined: tuple[str, ...] = ()
@@ -97,9 +100,9 @@ class Status(JsonFields):
         """Whether the job is Complete or Failed, which is final."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
 
-    def forgot(self, pair: AttemptId) -> bool:
+    def forgot(self, attempt_id: AttemptId) -> bool:
         """Return whether the incident of this attempt was recorded and later removed from the list."""
-        return pair <= self.forgotten and all(incident.pair != pair for incident in self.incidents)
+        return attempt_id <= self.forgotten and all(incident.attempt_id != attempt_id for incident in self.incidents)
 
     def in_phase(self, *phases: Phase) -> tuple[Worker, ...]:
         """Return the workers in one of these phases."""
@@ -129,8 +132,8 @@ class Status(JsonFields):
 
 
 def _below(incidents: tuple[Incident, ...]) -> AttemptId:
-    """Return what an earlier release may have removed without a record: all incidents below those of a full list."""
+    """Return what may have been removed, if the record of it is lost: all incidents below those of a full list."""
     if len(incidents) < c.MAX_INCIDENTS:
         return _NO_WORLD
-    lowest = min(incident.pair for incident in incidents)
+    lowest = min(incident.attempt_id for incident in incidents)
     return AttemptId(generation=lowest.generation, attempt=max(0, lowest.attempt - 1))

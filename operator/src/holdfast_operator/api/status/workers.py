@@ -54,11 +54,12 @@ class Worker(JsonFields):
     exit_code: int | None = None
     final: bool = False
     traceback: bool = False  # its message has the script's traceback
-    pair: AttemptId | None = None
+    attempt_id: AttemptId | None = stored("pair", default=None)
     counted: bool = False
     ordered: bool = False  # the operator ordered it to leave: no incident
     # the part of its launcher's accounts that the job's sums include
     booked: TimeBreakdown = stored("booked", default=(), read=goodput.read)
+    divergences: int = 0  # those of its launcher that the job's count includes
     symptoms: tuple[str, ...] = ()  # symptoms that were observed and handled
 
     @property

@@ -49,7 +49,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def _reported(draft: PlanDraft) -> list[ReportedIncident]:
     found = [incident for report in draft.seen.reports for incident in report.incidents]
-    return sorted(found, key=lambda incident: incident.pair)
+    return sorted(found, key=lambda incident: incident.attempt_id)
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ _Match = _Forgotten | _Known | _PartOf | _ReplayOf | _Confirms | _Pending | _New
 
 def _classify(draft: PlanDraft, report: ReportedIncident) -> _Match:
     """Return what the report is about. The order counts: the first match is the answer."""
-    if draft.status.forgot(report.pair):
+    if draft.status.forgot(report.attempt_id):
         return _Forgotten()
-    known = next((incident for incident in draft.status.incidents if incident.pair == report.pair), None)
+    known = next((incident for incident in draft.status.incidents if incident.attempt_id == report.attempt_id), None)
     if known is not None:
         return _Known(known)
     if oom.taken_in(draft, report):
@@ -134,7 +134,9 @@ def _take_report(draft: PlanDraft, report: ReportedIncident) -> PlanDraft:
         case _ReplayOf(loss):
             return _extend(draft, loss, report)
         case _Confirms(symptom):
-            changed = replace(symptom, pair=report.pair, resumed=None, lost_steps=None, restored_from=None)
+            changed = replace(
+                symptom, attempt_id=report.attempt_id, resumed=None, lost_steps=None, restored_from=None
+            )
             return _fill_in(_replace_incident(draft, symptom, changed), changed, report)
         case _Pending():
             return draft.requeue_in(c.POLL_OPEN)
@@ -156,7 +158,7 @@ def loss_before(draft: PlanDraft, report: ReportedIncident) -> Incident | None:
 
 
 def _is_earlier_loss(known: Incident, report: ReportedIncident) -> bool:
-    return known.pod == report.pod and known.pair < report.pair
+    return known.pod == report.pod and known.attempt_id < report.attempt_id
 
 
 def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
@@ -167,7 +169,7 @@ def _symptom_of(draft: PlanDraft, incident: Incident) -> Incident | None:
     faults = evidence.faults(draft, incident.pod, incident.detected)
     for known in reversed(draft.status.incidents):
         here = known.pod == incident.pod or bool(faults & evidence.faults(draft, known.pod, known.detected))
-        shown = known.pair.attempt == 0 and known.reason in SYMPTOMS and here
+        shown = known.attempt_id.attempt == 0 and known.reason in SYMPTOMS and here
         if shown and abs(incident.detected - known.detected) <= c.SAME_FAILURE:
             return known
     return None
@@ -184,7 +186,7 @@ def _exit_expected(draft: PlanDraft, report: ReportedIncident, worker: Worker | 
 def _incident_of(draft: PlanDraft, report: ReportedIncident) -> Incident:
     incident = Incident(
         number=0,
-        pair=report.pair,
+        attempt_id=report.attempt_id,
         cause=report.cause,
         action=report.action or "Restart",
         reason=reason_word(report.reason),
@@ -264,7 +266,7 @@ def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return draft
     if _already_counted(draft, worker):
         return _explain_drain(draft, worker).changed_worker(worker, counted=True)
-    if worker.pair is None:
+    if worker.attempt_id is None:
         return _count_startup_failure(draft, worker)
     since, reported = worker.since or draft.now, oom.told_of(draft, worker)
     due = since + draft.timings.incident_grace
@@ -272,7 +274,7 @@ def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
         return draft.requeue_at(due)
     known = reported or oom.of_container(draft, worker)
     draft = (
-        _record_observed(draft, worker, worker.pair)
+        _record_observed(draft, worker, worker.attempt_id)
         if known is None
         else _refine_by_container_exit(draft, known, worker)
     )
@@ -291,7 +293,9 @@ def _explain_drain(draft: PlanDraft, worker: Worker) -> PlanDraft:
     of_pod = (
         known for known in draft.status.incidents if (known.pod, known.reason) == (name, LauncherReason.DRAINED)
     )
-    known = next((known for known in of_pod if worker.pair is not None and known.pair >= worker.pair), None)
+    known = next(
+        (known for known in of_pod if worker.attempt_id is not None and known.attempt_id >= worker.attempt_id), None
+    )
     changed = _with_known_cause(draft, known) if known is not None and worker.phase is Phase.ENDED else known
     if known is None or changed is None or changed == known:
         return draft
@@ -302,15 +306,16 @@ def _explain_drain(draft: PlanDraft, worker: Worker) -> PlanDraft:
 
 def _already_counted(draft: PlanDraft, worker: Worker) -> bool:
     """Return whether an incident of the worker's world, or a later one that names the worker, is recorded."""
-    if worker.pair is None:
+    if worker.attempt_id is None:
         return False
     if _ended_with_torchrun(draft, worker):
         return True
     name = pod_name(draft.seen.job.name, worker.incarnation)
     return any(
-        incident.pair == worker.pair or (incident.pod == name and incident.pair >= worker.pair)
+        incident.attempt_id == worker.attempt_id
+        or (incident.pod == name and incident.attempt_id >= worker.attempt_id)
         for incident in draft.status.incidents
-    ) or draft.status.forgot(worker.pair)
+    ) or draft.status.forgot(worker.attempt_id)
 
 
 def _ended_with_torchrun(draft: PlanDraft, worker: Worker) -> bool:
@@ -341,21 +346,21 @@ def _count_startup_failure(draft: PlanDraft, worker: Worker) -> PlanDraft:
             return draft.changed_worker(worker, counted=True).with_status(backoff_until=draft.now + wait)
         if _members_not_counted(draft):
             return draft.requeue_in(c.POLL_OPEN)
-    pair = AttemptId(generation=draft.status.membership.generation, attempt=0)
-    draft = _record_observed(draft.changed_worker(worker, counted=True), worker, pair)
+    attempt_id = AttemptId(generation=draft.status.membership.generation, attempt=0)
+    draft = _record_observed(draft.changed_worker(worker, counted=True), worker, attempt_id)
     return draft.with_status(counted_batch=worker.batch)
 
 
-def _record_observed(draft: PlanDraft, worker: Worker, pair: AttemptId) -> PlanDraft:
+def _record_observed(draft: PlanDraft, worker: Worker, attempt_id: AttemptId) -> PlanDraft:
     # If no launcher is left, lost steps are counted from here.
     draft = newest_progress(draft, force=True)
-    incident = _observed_incident(draft, worker, pair)
+    incident = _observed_incident(draft, worker, attempt_id)
     return record(draft, incident, evidence.of_incident(draft, worker, None, incident.detected), worker)
 
 
 def _members_not_counted(draft: PlanDraft) -> bool:
     ended = draft.status.in_phase(Phase.LOST, Phase.ENDED)
-    return any(worker.cause and worker.pair and not worker.counted and not worker.ordered for worker in ended)
+    return any(worker.cause and worker.attempt_id and not worker.counted and not worker.ordered for worker in ended)
 
 
 def _live_launcher_will_report(draft: PlanDraft, worker: Worker) -> bool:
@@ -364,15 +369,15 @@ def _live_launcher_will_report(draft: PlanDraft, worker: Worker) -> bool:
         return False
     for other in draft.status.in_phase(Phase.WANTED, Phase.LEAVING):
         report = draft.seen.report(other.pod_uid)
-        if other.pair is not None and report is not None and report.fresh(draft.now):
+        if other.attempt_id is not None and report is not None and report.fresh(draft.now):
             return True
     return not draft.seen.warmed_up(draft.now) and bool(draft.status.in_phase(Phase.WANTED))
 
 
-def _observed_incident(draft: PlanDraft, worker: Worker, pair: AttemptId) -> Incident:
+def _observed_incident(draft: PlanDraft, worker: Worker, attempt_id: AttemptId) -> Incident:
     return Incident(
         number=0,
-        pair=pair,
+        attempt_id=attempt_id,
         cause=worker.cause or Cause.INFRASTRUCTURE,
         action="Replace",
         reason=worker.reason,
@@ -405,7 +410,7 @@ def _close_recovered(draft: PlanDraft) -> PlanDraft:
         if incident.resumed is not None:
             continue
         draft = draft.requeue_in(c.POLL_OPEN)
-        if incident.pair in reported and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
+        if incident.attempt_id in reported and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
             continue
         later = _first_completed_step(draft, incident)
         if later is not None:
@@ -417,14 +422,14 @@ def _reported_by_live_launchers(draft: PlanDraft) -> set[AttemptId]:
     """Return the attempt IDs that live launchers report. Other launchers never report the end of an incident."""
     living = {pod.uid for pod in draft.seen.pods if not (pod.terminal or pod.absent)}
     reports = (report for report in draft.seen.reports if report.pod_uid in living and report.fresh(draft.now))
-    return {item.pair for report in reports for item in report.incidents}
+    return {item.attempt_id for report in reports for item in report.incidents}
 
 
 def _first_completed_step(draft: PlanDraft, incident: Incident) -> tuple[datetime, Report] | None:
     committed = [
         (report.committed_at, report)
         for report in draft.seen.reports
-        if report.world and report.world.pair > incident.pair and report.committed_at
+        if report.world and report.world.attempt_id > incident.attempt_id and report.committed_at
     ]
     later = [(time, report) for time, report in committed if time > incident.detected]
     return min(later, key=lambda found: found[0], default=None)
@@ -432,8 +437,12 @@ def _first_completed_step(draft: PlanDraft, incident: Incident) -> tuple[datetim
 
 def _may_be_older_world(incident: Incident, report: Report) -> bool:
     """Return whether this world may be older than the incident. Its start then does not prove a recovery."""
-    of_no_world = incident.pair.attempt == 0
-    return of_no_world and report.world is not None and report.world.pair.generation == incident.pair.generation
+    of_no_world = incident.attempt_id.attempt == 0
+    return (
+        of_no_world
+        and report.world is not None
+        and report.world.attempt_id.generation == incident.attempt_id.generation
+    )
 
 
 def _closed_by_progress(draft: PlanDraft, incident: Incident, resumed: datetime, report: Report) -> Incident:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from holdfast_operator.api import names as c
 from holdfast_operator.api.child_names import pod_name
-from holdfast_operator.api.reasons import COLLATERAL, Cause
+from holdfast_operator.api.reasons import COLLATERAL, Cause, RecoveryAction
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import evidence
@@ -24,14 +24,14 @@ from holdfast_operator.views import ReportedIncident
 
 def whole(draft: PlanDraft, told: ReportedIncident) -> Incident | None:
     """Return the recorded incident that the reported one is a part of."""
-    if told.part_of is None or told.part_of >= told.pair:
+    if told.part_of is None or told.part_of >= told.attempt_id:
         return None
-    return next((known for known in draft.status.incidents if known.pair == told.part_of), None)
+    return next((known for known in draft.status.incidents if known.attempt_id == told.part_of), None)
 
 
 def taken_in(draft: PlanDraft, told: ReportedIncident) -> bool:
     """Return whether the reported incident needs no record: the one that includes it is recorded or has expired."""
-    if told.part_of is None or told.part_of >= told.pair:
+    if told.part_of is None or told.part_of >= told.attempt_id:
         return False
     return whole(draft, told) is not None or draft.status.forgot(told.part_of)
 
@@ -57,7 +57,9 @@ def informed(
 
 def told_of(draft: PlanDraft, worker: Worker) -> Incident | None:
     """Return the incident that includes the end of this worker's attempt, as launchers report it."""
-    tales = (tale for report in draft.seen.reports for tale in report.incidents if tale.pair == worker.pair)
+    tales = (
+        tale for report in draft.seen.reports for tale in report.incidents if tale.attempt_id == worker.attempt_id
+    )
     found = (whole(draft, tale) for tale in tales)
     return next((known for known in found if known is not None), None)
 
@@ -69,7 +71,7 @@ def of_container(draft: PlanDraft, worker: Worker) -> Incident | None:
         return None
     name, since = pod_name(draft.seen.job.name, worker.incarnation), worker.since or draft.now
     for known in reversed(draft.status.incidents):
-        ours = known.pod == name and known.cause == Cause.OOM and known.pair.attempt > 0
-        if ours and since - known.detected < c.SAME_EXHAUSTION:
+        ours = known.pod == name and known.cause == Cause.OOM and known.attempt_id.attempt > 0
+        if ours and known.action != RecoveryAction.IGNORE and since - known.detected < c.SAME_EXHAUSTION:
             return known
     return None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, Cause, RecoveryAction
+from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, Cause, LauncherReason, RecoveryAction
 from holdfast_operator.api.status import Incident, IncidentCount, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
@@ -38,7 +38,7 @@ def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker:
 def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
     """Add the incident and keep the newest ones. A later report of a removed incident is recognised as counted."""
     incidents = (*draft.status.incidents, incident)
-    off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
+    off = [known.attempt_id for known in incidents[: -c.MAX_INCIDENTS] if known.attempt_id.attempt > 0]
     return draft.with_status(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
 
 
@@ -110,7 +110,9 @@ def _backoff(draft: PlanDraft, incident: Incident, decision: Decision) -> dateti
     An interruption causes no wait. A symptom causes one from its second occurrence on, as each new pod may show it.
     """
     shown = incident.reason in SYMPTOMS
-    by_itself = incident.cause in WITH_BACKOFF or incident.pair.attempt == 0
+    if incident.reason == LauncherReason.OUT_OF_MEMORY_RETRIED:
+        return draft.status.backoff_until
+    by_itself = incident.cause in WITH_BACKOFF or incident.attempt_id.attempt == 0
     if not by_itself and decision.basis is not Basis.ESCALATED:
         return draft.status.backoff_until
     counted = next(

@@ -28,7 +28,7 @@ def apply(draft: PlanDraft) -> PlanDraft:
 
 def _final(draft: PlanDraft, ended: list[Worker]) -> PlanDraft:
     told = most_detailed(ended) or ended[0]
-    others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.pair is not None]
+    others = [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.attempt_id is not None]
     oldest = min(worker.since or draft.now for worker in ended)
     if not told.traceback and others and draft.now - oldest < draft.timings.exits_gather:
         return draft.requeue_at(oldest + draft.timings.exits_gather)

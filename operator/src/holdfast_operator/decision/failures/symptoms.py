@@ -114,7 +114,7 @@ def _answered(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> PlanDraft:
 def _incident(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> Incident:
     return Incident(
         number=0,
-        pair=AttemptId(generation=draft.status.membership.generation, attempt=0),
+        attempt_id=AttemptId(generation=draft.status.membership.generation, attempt=0),
         cause=symptom.cause,
         action="",
         reason=symptom.reason,
@@ -128,7 +128,7 @@ def _incident(draft: PlanDraft, worker: Worker, symptom: _Symptom) -> Incident:
 
 def same_failure(draft: PlanDraft, incident: Incident) -> Incident | None:
     """Return the newest incident of this pod if it was detected within ``SAME_FAILURE`` of this one."""
-    of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.pair.attempt > 0]
+    of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.attempt_id.attempt > 0]
     newest = of_pod[-1] if of_pod else None
     recent = newest is not None and abs(incident.detected - newest.detected) <= c.SAME_FAILURE
     return newest if recent else None

@@ -238,7 +238,7 @@ def pause(draft: PlanDraft) -> PlanDraft:
 
 def _cannot_start(worker: Worker) -> bool:
     """Return whether the worker never ran. A pod refused later, as after a kubelet restart, is an incident."""
-    refused = worker.reason == StartupReason.POD_REFUSED and worker.pair is None
+    refused = worker.reason == StartupReason.POD_REFUSED and worker.attempt_id is None
     return refused or (not worker.cause and worker.reason in _NEVER_RAN)
 
 

@@ -83,7 +83,7 @@ class MembershipInput:
     def running(self) -> World | None:
         """Return the newest world that a launcher reports as running."""
         worlds = [w.report.world for w in self.workers if w.up and w.report and w.report.world]
-        return max(worlds, key=lambda world: world.pair, default=None)
+        return max(worlds, key=lambda world: world.attempt_id, default=None)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from holdfast_operator.decision.membership.candidates import Candidate, Membersh
 
 def next_generation(seen: MembershipInput, recorded: Membership, chosen: Sequence[Candidate]) -> Membership:
     """Return a generation of the chosen workers with a number above all known ones."""
-    claimed = max((claim.pair.generation for claim in recorded.claims), default=0)
+    claimed = max((claim.attempt_id.generation for claim in recorded.claims), default=0)
     floor = max(recorded.generation, highest_reported(seen), claimed)
     active = highest_started(seen, recorded)
     proposed = replace(
@@ -29,14 +29,19 @@ def next_generation(seen: MembershipInput, recorded: Membership, chosen: Sequenc
 
 def highest_started(seen: MembershipInput, recorded: Membership) -> AttemptId | None:
     """Return the highest attempt ID that is known to have started."""
-    pairs = [recorded.active, *(report.highest_pair for report in seen.reports)]
-    return max(filter(None, pairs), default=None)
+    attempt_ids = [recorded.active, *(report.highest_attempt_id for report in seen.reports)]
+    return max(filter(None, attempt_ids), default=None)
 
 
 def highest_reported(seen: MembershipInput) -> int:
     """Return the highest generation that a launcher has accepted or started."""
-    pairs = [pair for report in seen.reports for pair in (report.highest_pair, report.accepted) if pair]
-    return max((pair.generation for pair in pairs), default=0)
+    attempt_ids = [
+        attempt_id
+        for report in seen.reports
+        for attempt_id in (report.highest_attempt_id, report.accepted)
+        if attempt_id
+    ]
+    return max((attempt_id.generation for attempt_id in attempt_ids), default=0)
 
 
 def pruned(previous: Iterable[EarlierGeneration], active: AttemptId | None) -> tuple[EarlierGeneration, ...]:
@@ -57,7 +62,7 @@ def _with_skipped(seen: MembershipInput, recorded: Membership, floor: int) -> li
         entries.append(
             EarlierGeneration(generation=recorded.generation, publication=recorded.publication, members=uids)
         )
-    worlds = {report.world.pair.generation: report.world for report in seen.reports if report.world}
+    worlds = {report.world.attempt_id.generation: report.world for report in seen.reports if report.world}
     begin = recorded.generation + 1
     for generation in sorted(number for number in worlds if begin <= number <= floor):
         world = worlds[generation]

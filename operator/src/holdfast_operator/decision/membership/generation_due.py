@@ -63,10 +63,10 @@ def _others_find_no_node(seen: MembershipInput, chosen: Sequence[Candidate]) -> 
 
 def _above(seen: MembershipInput, recorded: Membership) -> Due | None:
     foreign = [claim for report in seen.reports for claim in report.foreign_claims]
-    others = [claim for claim in foreign if claim.pair.generation >= recorded.generation]
+    others = [claim for claim in foreign if claim.attempt_id.generation >= recorded.generation]
     if others:
         top = max(others, key=lambda claim: claim.order)
-        message = messages.membership.foreign_claim(top.job_uid, top.publication, top.pair.generation)
+        message = messages.membership.foreign_claim(top.job_uid, top.publication, top.attempt_id.generation)
         return Due(MembershipReason.FOREIGN_CLAIMS, message)
     highest = highest_reported(seen)
     if highest > recorded.generation:
@@ -83,7 +83,7 @@ def _other_publication(seen: MembershipInput, recorded: Membership) -> Due | Non
         return Due(MembershipReason.GENERATION_CONFLICT, messages.membership.known_twice(sorted(pods), generation))
     for worker in seen.workers:
         world = worker.report.world if worker.report else None
-        if world and world.pair.generation == generation and world.publication != recorded.publication:
+        if world and world.attempt_id.generation == generation and world.publication != recorded.publication:
             message = messages.membership.other_publication(
                 worker.member.pod, generation, world.publication, recorded.publication
             )

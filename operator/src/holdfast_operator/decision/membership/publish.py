@@ -98,8 +98,8 @@ def _document(draft: PlanDraft) -> Manifest:
 def _restarts(draft: PlanDraft) -> dict[str, int]:
     """Count the acknowledged restarts by cause. Launchers add the others themselves."""
     acknowledged = set(draft.status.membership.acknowledged)
-    counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != RecoveryAction.IGNORE]
-    pending = [incident.cause for incident in counted if incident.pair not in acknowledged]
+    counted = [i for i in draft.status.incidents if i.attempt_id.attempt > 0 and i.action != RecoveryAction.IGNORE]
+    pending = [incident.cause for incident in counted if incident.attempt_id not in acknowledged]
     counts = {count.cause: len(count.times) - pending.count(count.cause) for count in draft.status.incidents_by_cause}
     return {cause: max(0, count) for cause, count in counts.items()}
 
@@ -111,19 +111,27 @@ def _acknowledged(draft: PlanDraft) -> tuple[AttemptId, ...]:
     ``ACKNOWLEDGE_AFTER``.
     """
     tales = [incident for report in draft.seen.reports for incident in report.incidents]
-    told = {tale.pair for tale in tales}
-    known = {incident.pair: incident for incident in draft.status.incidents}
-    parts = {tale.pair for tale in tales if _counted_with_another(draft, tale) and _over(draft.now, tale)}
-    done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
-    forgotten = {pair for pair in told if draft.status.forgot(pair)}
+    told = {tale.attempt_id for tale in tales}
+    known = {incident.attempt_id: incident for incident in draft.status.incidents}
+    parts = {tale.attempt_id for tale in tales if _counted_with_another(draft, tale) and _over(draft.now, tale)}
+    done = {
+        attempt_id
+        for attempt_id, incident in known.items()
+        if attempt_id.attempt > 0 and _closed(draft.now, incident, told)
+    }
+    forgotten = {attempt_id for attempt_id in told if draft.status.forgot(attempt_id)}
     # An acknowledged incident stays acknowledged, because the counts depend on it. A part of one has no own record.
-    oldest = min((pair for pair in known if pair.attempt > 0), default=None)
-    before = {pair for pair in draft.status.membership.acknowledged if oldest is not None and pair >= oldest}
+    oldest = min((attempt_id for attempt_id in known if attempt_id.attempt > 0), default=None)
+    before = {
+        attempt_id
+        for attempt_id in draft.status.membership.acknowledged
+        if oldest is not None and attempt_id >= oldest
+    }
     return tuple(sorted(done | parts | forgotten | before))
 
 
 def _counted_with_another(draft: PlanDraft, told: ReportedIncident) -> bool:
-    if told.pair in {incident.pair for incident in draft.status.incidents}:
+    if told.attempt_id in {incident.attempt_id for incident in draft.status.incidents}:
         return False
     return oom.taken_in(draft, told) or incidents.loss_before(draft, told) is not None
 
@@ -133,7 +141,11 @@ def _over(now: datetime, told: ReportedIncident) -> bool:
 
 
 def _closed(now: datetime, incident: Incident, told: set[AttemptId]) -> bool:
-    return incident.resumed is not None or incident.pair not in told or now - incident.detected > c.ACKNOWLEDGE_AFTER
+    return (
+        incident.resumed is not None
+        or incident.attempt_id not in told
+        or now - incident.detected > c.ACKNOWLEDGE_AFTER
+    )
 
 
 def _drain(draft: PlanDraft) -> tuple[str, ...]:

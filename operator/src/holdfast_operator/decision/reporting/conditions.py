@@ -1,8 +1,8 @@
 """What users read: the conditions, the reason in ``status.summary``, and the number of workers that train.
 
 Ready: all requested workers train. Restarting: the job recovers from an incident. Degraded: fewer workers train than
-requested, checkpoints fail, or training cannot continue and the message contains the fix. Each pass adds at most one
-message, which event and log repeat.
+requested, checkpoints fail, a rank is slow, or training cannot continue and the message contains the fix. Each pass
+adds at most one message, which event and log repeat.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.lifecycle import suspension
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_living_report, reports_of_newest_world
+from holdfast_operator.decision.reporting.slow_ranks import slow_ranks
 from holdfast_operator.decision.set_condition import Reason
 
 RUNNING_PHASES = frozenset({"Running", "Draining"})
@@ -28,6 +29,7 @@ _FIXES = {
     "Denied": "allow the pods to write to the checkpoint volume",
     "NonFinite": "find the step that made a weight infinite or NaN",
 }
+_NAMED = 3  # of the slow ranks
 _LOOK = "check the checkpoint volume and its server"
 
 
@@ -136,7 +138,22 @@ def _degraded(draft: PlanDraft, training: int) -> Reason | None:
         waits = f"; {draft.hold.message}" if draft.hold else ""
         told = messages.job.fewer_training(training, draft.spec.replicas, launched=draft.spec.launched)
         return Reason(JobReason.RUNNING_WITH_FEWER_WORKERS, told + waits)
-    return None
+    return _slow(draft) if training else None
+
+
+def _slow(draft: PlanDraft) -> Reason | None:
+    slow = slow_ranks(draft)
+    named = [
+        messages.job.slow_rank(
+            one.rank,
+            f"{one.pod} on {one.node}",
+            seconds=one.seconds,
+            median=one.median_seconds,
+            activity=one.activity,
+        )
+        for one in slow[:_NAMED]
+    ]
+    return Reason(JobReason.SLOW_RANKS, messages.job.slow_ranks(named, len(slow) - len(named))) if slow else None
 
 
 def _unsaved(draft: PlanDraft) -> Reason | None:
@@ -145,7 +162,7 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
     told = [(report.unsaved, report.pod_uid) for report in reports if report.unsaved is not None]
     if not told:
         return None
-    unsaved, _ = min(told, key=lambda pair: (pair[0].since, pair[1]))
+    unsaved, _ = min(told, key=lambda attempt_id: (attempt_id[0].since, attempt_id[1]))
     last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
     fix = _FIXES.get(unsaved.cause, _LOOK)
     message = messages.checkpoints.checkpoints_failing(

@@ -42,8 +42,8 @@ def reports_of_newest_world(draft: PlanDraft) -> tuple[Report, ...]:
     best = newest_living_report(draft)
     if best is None or best.world is None:
         return ()
-    pair, told = best.world.pair, (report for report in _living(draft) if report.fresh(draft.now))
-    return tuple(report for report in told if report.world is not None and report.world.pair == pair)
+    attempt_id, told = best.world.attempt_id, (report for report in _living(draft) if report.fresh(draft.now))
+    return tuple(report for report in told if report.world is not None and report.world.attempt_id == attempt_id)
 
 
 def _living(draft: PlanDraft) -> tuple[Report, ...]:
@@ -54,7 +54,9 @@ def _living(draft: PlanDraft) -> tuple[Report, ...]:
 def _newest(draft: PlanDraft, reports: tuple[Report, ...]) -> Report | None:
     running = [report for report in reports if report.world is not None and report.fresh(draft.now)]
     return max(
-        running, key=lambda r: (r.world.pair if r.world else None, r.committed_step or 0, r.pod_uid), default=None
+        running,
+        key=lambda r: (r.world.attempt_id if r.world else None, r.committed_step or 0, r.pod_uid),
+        default=None,
     )
 
 
@@ -63,7 +65,7 @@ def _checkpoint(draft: PlanDraft) -> PlanDraft:
     told = (checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints)
     # Node-local checkpoints are too frequent to record, and are lost with the pods.
     found += [checkpoint for checkpoint in told if checkpoint.tier not in (c.MEMORY_TIER, c.LOCAL_TIER)]
-    newest = max(found, key=lambda item: (item.pair, item.step), default=None)
+    newest = max(found, key=lambda item: (item.attempt_id, item.step), default=None)
     return draft if newest == draft.status.last_checkpoint else draft.with_status(last_checkpoint=newest)
 
 

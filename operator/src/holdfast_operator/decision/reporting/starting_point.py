@@ -16,20 +16,20 @@ from holdfast_operator.decision.reporting import messages
 def apply(draft: PlanDraft) -> PlanDraft:
     """Report the start as soon as the first claim is known."""
     known = draft.status.origin
-    if known.pair is not None:
+    if known.attempt_id is not None:
         return draft
     own = [claim for claim in draft.status.membership.claims if claim.job_uid == draft.seen.job.uid]
-    later = [claim for claim in own if claim.pair.generation > known.after]
+    later = [claim for claim in own if claim.attempt_id.generation > known.after]
     if not later:
         return draft
     first = min(later, key=lambda claim: claim.order)
-    step, resumes = first.from_step, first.from_pair is not None
+    step, resumes = first.from_step, first.from_attempt_id is not None
     message = (
         messages.checkpoints.resumes_from(step, suspended_before=known.after > 0)
         if resumes
         else _starts(draft, known)
     )
-    origin = StartingPoint(after=known.after, pair=first.pair, step=step, message=message)
+    origin = StartingPoint(after=known.after, attempt_id=first.attempt_id, step=step, message=message)
     return draft.with_status(origin=origin).with_event(
         JobReason.RESUMES_FROM_CHECKPOINT if resumes else JobReason.STARTED_FROM_STEP_ZERO, message
     )

@@ -103,16 +103,18 @@ def _seen_in(draft: PlanDraft, worker: Worker) -> Worker:
 
     A reported incident that names the worker as lost also places it in that world, even if the operator missed that.
     """
-    pairs: list[AttemptId] = [worker.pair] if worker.pair else []
+    attempt_ids: list[AttemptId] = [worker.attempt_id] if worker.attempt_id else []
     own = draft.seen.report(worker.pod_uid)
     if own is not None and own.started is not None and own.accepted is not None:
         # A launcher that leaves may report an attempt that started without it.
-        pairs.append(min(own.started, own.accepted))
+        attempt_ids.append(min(own.started, own.accepted))
     if own is not None and own.ready and worker.ready_at is None and preflight.admits(draft, own):
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]
-    pairs += [world.pair for world in worlds if worker.pod_uid in world.members]
-    if not pairs:
+    attempt_ids += [world.attempt_id for world in worlds if worker.pod_uid in world.members]
+    if not attempt_ids:
         name = pod_name(draft.seen.job.name, worker.incarnation)
-        pairs += [told.pair for report in draft.seen.reports for told in report.incidents if told.pod == name]
-    return _with(worker, pair=max(pairs, default=None))
+        attempt_ids += [
+            told.attempt_id for report in draft.seen.reports for told in report.incidents if told.pod == name
+        ]
+    return _with(worker, attempt_id=max(attempt_ids, default=None))

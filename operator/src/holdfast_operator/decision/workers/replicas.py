@@ -57,7 +57,7 @@ def _failed(worker: Worker) -> bool:
     """Return whether the worker failed by itself, or is recreated by a decision."""
     if worker.ordered:
         return worker.removal is not None
-    at_startup = worker.cause == Cause.INFRASTRUCTURE and worker.pair is None
+    at_startup = worker.cause == Cause.INFRASTRUCTURE and worker.attempt_id is None
     return at_startup or worker.cause not in (Cause.INTERRUPTION, Cause.INFRASTRUCTURE)
 
 
@@ -73,7 +73,7 @@ def _total(draft: PlanDraft) -> int:
 
 def _spare_failed(draft: PlanDraft) -> bool:
     """Return whether a spare failed by itself so recently that the next one may fail as fast."""
-    failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.pair is None)
+    failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.attempt_id is None)
     return any(
         worker.since is not None and draft.now - worker.since < start_retry(draft)
         for worker in failed

@@ -24,13 +24,13 @@ def boxed(name: str, offsets: Sequence[int]) -> str:
 
 def check_described(manifest: Manifest) -> None:
     """Raise `CorruptCheckpointError` unless the record describes each tensor and box of the manifest."""
-    told = manifest.state.get(KEY)
-    if told is None:
+    stored = manifest.state.get(KEY)
+    if stored is None:
         return
     try:
-        used = {name for fqn, one in told["tensors"].items() for name in _used(fqn, one, manifest.tensors)}
-        paths = all(isinstance(path, list) for path in told["planner"].values())
-        if not paths or not isinstance(told["values"], dict):
+        used = {name for fqn, one in stored["tensors"].items() for name in _used(fqn, one, manifest.tensors)}
+        paths = all(isinstance(path, list) for path in stored["planner"].values())
+        if not paths or not isinstance(stored["values"], dict):
             raise TypeError("expected a list for each path, and a mapping of values")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(f"MANIFEST.json: its state for DCP cannot be read: {error!r}") from error
@@ -40,10 +40,10 @@ def check_described(manifest: Manifest) -> None:
         )
 
 
-def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> Iterator[str]:
+def _used(fqn: str, stored: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> Iterator[str]:
     """Yield the checkpoint's tensors that make up this one."""
-    size = whole_numbers(told["size"])
-    boxes = [(whole_numbers(box["offsets"]), whole_numbers(box["sizes"]), box["tensor"]) for box in told["boxes"]]
+    size = whole_numbers(stored["size"])
+    boxes = [(whole_numbers(box["offsets"]), whole_numbers(box["sizes"]), box["tensor"]) for box in stored["boxes"]]
     whole = fqn in tensors and all(name == fqn for *_, name in boxes)
     if whole:
         here = [(start, shape) for start, shape, _ in boxes if 0 not in shape]
@@ -55,9 +55,9 @@ def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]
             for start, shape, name in boxes
         )
     names = {fqn} if whole else {name for *_, name in boxes}
-    known = isinstance(told["dtype"], str) and told["dtype"] in ITEM_BYTES
+    known = isinstance(stored["dtype"], str) and stored["dtype"] in ITEM_BYTES
     filled = bool(boxes) or whole or 0 in size
-    if not (good and known and filled) or any(tensors[name].dtype != told["dtype"] for name in names):
+    if not (good and known and filled) or any(tensors[name].dtype != stored["dtype"] for name in names):
         raise CorruptCheckpointError(f"MANIFEST.json: its state for DCP and its tensors disagree about {fqn[:80]!r}")
     yield from names
 

@@ -27,7 +27,7 @@ from holdfast.checkpoint.dcp.metadata import KEY, check_described
 from holdfast.checkpoint.format.file_names import CheckpointName, step_number
 from holdfast.checkpoint.format.manifest import Manifest, digest
 from holdfast.checkpoint.process_group_exchange import ranks
-from holdfast.checkpoint.restore.candidates import Where, as_stores, is_gone
+from holdfast.checkpoint.restore.candidates import Location, as_stores, is_gone
 from holdfast.checkpoint.restore.chunk_reader import read_into
 from holdfast.checkpoint.restore.copies import Copies
 from holdfast.checkpoint.restore.memory_layout import Extent
@@ -43,8 +43,8 @@ from holdfast.core.paths import local_path
 class StorageReader(storage.StorageReader):
     """Reads what `StorageWriter` has written, at any world size and sharding."""
 
-    def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
-        self._where: Where = local_path(where) if isinstance(where, (str, os.PathLike)) else where
+    def __init__(self, where: str | os.PathLike[str] | Location, *, step: int | None = None) -> None:
+        self._stores: Location = local_path(where) if isinstance(where, (str, os.PathLike)) else where
         self._step = None if step is None else step_number(step)
         self._name: CheckpointName | None = None
         self._manifest: Manifest | None = None
@@ -53,23 +53,23 @@ class StorageReader(storage.StorageReader):
         """Begin a load. `checkpoint_id` is `step-<number>`, optionally with a folder before it."""
         if checkpoint_id is not None:
             folder, self._step = parse_checkpoint_id(checkpoint_id)
-            self._where = folder or self._where
+            self._stores = folder or self._stores
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
         """Return the checkpoint's content. Raise `CorruptCheckpointError` if its record and its tensors differ."""
-        found = newest(self._where, claims=(), job_uid="", step=self._step)
+        found = newest(self._stores, claims=(), job_uid="", step=self._step)
         if found is None:
             which = "checkpoint" if self._step is None else f"checkpoint of step {self._step}"
-            raise CheckpointError(f"no readable {which} in {_urls(self._where)}")
+            raise CheckpointError(f"no readable {which} in {_urls(self._stores)}")
         self._name, self._manifest = found
         check_described(self._manifest)
-        told = self._manifest.state.get(KEY)
-        if told is None:
+        stored = self._manifest.state.get(KEY)
+        if stored is None:
             raise CheckpointError(
                 f"{self._name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
             )
         with uncollected():
-            return _metadata(told)
+            return _metadata(stored)
 
     def set_up_storage_reader(self, metadata: meta.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the manifest has everything that a load needs."""
@@ -83,7 +83,7 @@ class StorageReader(storage.StorageReader):
         """Raise `CheckpointError` if ranks found different checkpoints. Nothing has been read at this point."""
         if len(plans) == 1 and self._step is None and ranks() > 1:
             raise CheckpointError(
-                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} "
+                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._stores)} "
                 "separately, and other ranks may find another one. Nothing was loaded. Leave no_dist=True "
                 "out or, if only one rank loads, select the step with StorageReader(…, step=…)"
             )
@@ -92,7 +92,7 @@ class StorageReader(storage.StorageReader):
         if other is not None:
             one, two = (found[rank].get("checkpoint", "nothing") for rank in (0, other))
             raise CheckpointError(
-                f"ranks found different checkpoints in {_urls(self._where)}: rank 0 found {one}, and rank "
+                f"ranks found different checkpoints in {_urls(self._stores)}: rank 0 found {one}, and rank "
                 f"{other} found {('another one of the same name' if one == two else two)}. Nothing was "
                 "loaded. On some hosts, the cache of a network file system shows a new checkpoint up to a "
                 "minute late. Load again, or select the step with StorageReader(…, step=…)"
@@ -106,21 +106,21 @@ class StorageReader(storage.StorageReader):
         """
         name, manifest = self._found()
         with uncollected():
-            wanted = _wanted(plan, planner, manifest)
-            extents = _by_file(wanted)
-        openers = [partial(open_file, store, name) for store in as_stores(self._where)]
+            requests = _requests(plan, planner, manifest)
+            extents = _by_file(requests)
+        openers = [partial(open_file, store, name) for store in as_stores(self._stores)]
         try:
             with closing(Copies(openers=openers, records=manifest.files)) as copies:
                 read_into(copies, extents)
         except CorruptCheckpointError as error:
-            if not all(is_gone(store, name) for store in as_stores(self._where)):
+            if not all(is_gone(store, name) for store in as_stores(self._stores)):
                 raise
             raise CheckpointError(
-                f"{name} was deleted from {_urls(self._where)} while it was read. It is not corrupt. Load "
+                f"{name} was deleted from {_urls(self._stores)} while it was read. It is not corrupt. Load "
                 "again, and keep more checkpoints in the job that saves there (keep_last, "
                 "checkpoint.retention.keepLast)"
             ) from error
-        for one in wanted:
+        for one in requests:
             one.deliver(planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -136,28 +136,28 @@ class StorageReader(storage.StorageReader):
         return CHECKPOINT_ID.fullmatch(os.fspath(checkpoint_id)) is not None
 
 
-def _urls(where: Where) -> str:
+def _urls(where: Location) -> str:
     return " or ".join(store.url for store in as_stores(where))
 
 
-def _metadata(told: Mapping[str, Any]) -> meta.Metadata:
+def _metadata(stored: Mapping[str, Any]) -> meta.Metadata:
     return meta.Metadata(
         state_dict_metadata={
-            **{fqn: _tensor_metadata(one) for fqn, one in told["tensors"].items()},
-            **{fqn: meta.BytesStorageMetadata() for fqn in told["values"]},
+            **{fqn: _tensor_metadata(one) for fqn, one in stored["tensors"].items()},
+            **{fqn: meta.BytesStorageMetadata() for fqn in stored["values"]},
         },
-        planner_data={key: tuple(path) for key, path in told["planner"].items()},
+        planner_data={key: tuple(path) for key, path in stored["planner"].items()},
         storage_meta=meta.StorageMeta(),
     )
 
 
-def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
+def _tensor_metadata(stored: Mapping[str, Any]) -> meta.TensorStorageMetadata:
     return meta.TensorStorageMetadata(
-        properties=meta.TensorProperties(dtype=torch_dtype(told["dtype"])),
-        size=torch.Size(told["size"]),
+        properties=meta.TensorProperties(dtype=torch_dtype(stored["dtype"])),
+        size=torch.Size(stored["size"]),
         chunks=[
             meta.ChunkStorageMetadata(offsets=torch.Size(box["offsets"]), sizes=torch.Size(box["sizes"]))
-            for box in told["boxes"]
+            for box in stored["boxes"]
         ],
     )
 
@@ -170,7 +170,7 @@ def _pickled(value: Any) -> io.BytesIO:
     return stream
 
 
-def _said(fqn: str, value: Any) -> Any:
+def _value(fqn: str, value: Any) -> Any:
     """Return a saved value. Raise `CorruptCheckpointError` if the manifest has no valid value at this place."""
     try:
         return unflatten(value, _no_tensor)
@@ -185,7 +185,7 @@ def _no_tensor(name: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
+class _Request:
     """Rows of a box, which are read directly into their target, or into a buffer and then copied."""
 
     item: plans.ReadItem
@@ -195,11 +195,11 @@ class _Wanted:
     target: torch.Tensor
 
     @classmethod
-    def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Wanted:
+    def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Request:
         index = item.storage_index
-        told = manifest.state[KEY]["tensors"][index.fqn]
-        offsets = list(index.offset or [0] * len(told["size"]))
-        box = next(box for box in told["boxes"] if box["offsets"] == offsets)
+        stored = manifest.state[KEY]["tensors"][index.fqn]
+        offsets = list(index.offset or [0] * len(stored["size"]))
+        box = next(box for box in stored["boxes"] if box["offsets"] == offsets)
         record = manifest.tensors[box["tensor"]]
         if record.patches:
             raise CheckpointError(
@@ -232,25 +232,25 @@ class _Wanted:
         planner.commit_tensor(self.item, self.target)
 
 
-def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Wanted]:
+def _requests(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Request]:
     """Locate the requested tensors.
 
     Values that are not tensors are in the manifest, and are passed to the planner at once.
     """
     values = manifest.state[KEY]["values"]
-    wanted: list[_Wanted] = []
+    requests: list[_Request] = []
     for item in plan.items:
         if item.type is plans.LoadItemType.BYTE_IO:
             fqn = item.storage_index.fqn
-            planner.load_bytes(item, _pickled(_said(fqn, values[fqn])))
+            planner.load_bytes(item, _pickled(_value(fqn, values[fqn])))
         else:
-            wanted.append(_Wanted.of(item, manifest, planner))
-    return wanted
+            requests.append(_Request.of(item, manifest, planner))
+    return requests
 
 
-def _by_file(wanted: Sequence[_Wanted]) -> dict[str, list[Extent]]:
+def _by_file(requests: Sequence[_Request]) -> dict[str, list[Extent]]:
     found: dict[str, list[Extent]] = {}
-    for one in wanted:
+    for one in requests:
         if one.file and one.rows.numel():
             found.setdefault(one.file, []).append(one.extent())
     return {file: sorted(many, key=lambda e: e.offset) for file, many in found.items()}

@@ -162,8 +162,10 @@ def _values(items: Sequence[plans.WriteItem], planner: plans.SavePlanner) -> lis
         results.append(_value(item, planner))
         held += text_bytes(results[-1].storage_data["value"])
         if held > LARGEST:
-            told = ((one.index.fqn, one.storage_data["value"]) for one in results)
-            raise StateError(f"nothing was saved: {MANIFEST} would have more than {LARGEST} bytes. {too_much(told)}")
+            stored = ((one.index.fqn, one.storage_data["value"]) for one in results)
+            raise StateError(
+                f"nothing was saved: {MANIFEST} would have more than {LARGEST} bytes. {too_much(stored)}"
+            )
     return results
 
 
@@ -183,7 +185,7 @@ def _write_tensors(
     begin: Callable[[], Path], step: int, items: Sequence[plans.WriteItem], planner: plans.SavePlanner
 ) -> list[WriteResult]:
     parts = Counter(item.index.fqn for item in items)
-    keyed = {_item_key(item, alone=parts[item.index.fqn] == 1): item for item in items}
+    keyed = {_item_key(item, single=parts[item.index.fqn] == 1): item for item in items}
     flat = Flat(tree=None, tensors={key: _resolved(item, planner) for key, item in keyed.items()})
     plan = plan_shard([whole(spec) for spec in flat.specs], metadata={"format": "pt", "step": str(step)})
 
@@ -228,11 +230,11 @@ def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
 
-def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
+def _item_key(item: plans.WriteItem, *, single: bool) -> str:
     name = check_name(item.index.fqn)
     if name == METADATA:
         raise StateError(f"a tensor in a safetensors file cannot have the name {name}: rename it")
-    return name if alone else boxed(name, _box(item)[0])
+    return name if single else boxed(name, _box(item)[0])
 
 
 def _chunk(item: plans.WriteItem, offset: int, nbytes: int) -> Chunk:
@@ -307,7 +309,7 @@ def _described(
     }
     if whole:
         return described, {fqn: TensorRecord(dtype=dtype, shape=size, chunks=filled)}
-    alone = {boxed(fqn, one.chunk.start): replace(one.chunk, start=(0,) * len(one.chunk.start)) for one in parts}
+    single = {boxed(fqn, one.chunk.start): replace(one.chunk, start=(0,) * len(one.chunk.start)) for one in parts}
     return described, {
-        name: TensorRecord(dtype=dtype, shape=chunk.shape, chunks=(chunk,)) for name, chunk in alone.items()
+        name: TensorRecord(dtype=dtype, shape=chunk.shape, chunks=(chunk,)) for name, chunk in single.items()
     }

@@ -82,9 +82,9 @@ def what_is_wrong(root: Path) -> str:
         return ""
     below = [name for name in names if _holds_commits(root / name)]
     if below:
-        return f"{root} holds no checkpoints, but its subfolders do: {_some(below)}. Pass one of them"
+        return f"{root} holds no checkpoints, but its subfolders do: {_listed(below)}. Pass one of them"
     strange = [name for name in names if name not in _OWN_NAMES]
-    return f"{root} holds no checkpoints of Holdfast, but {_some(strange)}" if strange else ""
+    return f"{root} holds no checkpoints of Holdfast, but {_listed(strange)}" if strange else ""
 
 
 def _holds_commits(folder: Path) -> bool:
@@ -94,7 +94,7 @@ def _holds_commits(folder: Path) -> bool:
         return False
 
 
-def _some(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
@@ -128,7 +128,7 @@ class reading:  # noqa: N801  (named like a context manager)
 def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
     """Move a corrupt checkpoint to `quarantine/`. Return False if it cannot be moved; reads then ignore it."""
     try:
-        target = set_aside(root, name, reason)
+        target = move_to_quarantine(root, name, reason)
     except OSError as error:
         _log.error("%s is corrupt (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
         return False
@@ -136,7 +136,7 @@ def quarantine(root: Path, name: CheckpointName, reason: str) -> bool:
     return True
 
 
-def set_aside(root: Path, name: CheckpointName, reason: str) -> Path:
+def move_to_quarantine(root: Path, name: CheckpointName, reason: str) -> Path:
     """Move a checkpoint to `quarantine/`, where retention deletes nothing, and return its new path."""
     target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     if (root / QUARANTINE).is_symlink():
@@ -199,7 +199,7 @@ def remove_leftovers(root: Path, names: Iterable[str]) -> None:
     for leftover in names:
         name = parse_commit(leftover)
         if name is not None:
-            _clean_one(root / leftover, name)
+            _clean_folder(root / leftover, name)
 
 
 def clean(root: Path, *, own: AttemptId) -> None:
@@ -212,11 +212,11 @@ def clean(root: Path, *, own: AttemptId) -> None:
         if entry.name.startswith(f"{LATEST}.tmp-"):
             entry.unlink(missing_ok=True)
         elif name is not None and name.attempt_id < own:
-            _clean_one(entry, name)
+            _clean_folder(entry, name)
     clean_claims(root, own)
 
 
-def _clean_one(folder: Path, name: CheckpointName) -> None:
+def _clean_folder(folder: Path, name: CheckpointName) -> None:
     try:
         if name.staging:
             _remove(folder, name)

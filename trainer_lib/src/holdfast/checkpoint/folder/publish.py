@@ -34,7 +34,7 @@ from holdfast.checkpoint.format.shard_layout import ShardPlan
 from holdfast.checkpoint.io.direct_writer import ImageWriter
 from holdfast.checkpoint.io.durable_files import create_durably, sync_folder, write_file, write_json
 from holdfast.checkpoint.io.fill_progress import FILLED, Filling
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
 from holdfast.core.errors import CheckpointError
 
@@ -51,11 +51,11 @@ def write_shard(
     rank: int,
     plan: ShardPlan,
     image: memoryview,
-    alone: Any,
+    per_rank: Any,
     *,
     filling: Filling = FILLED,
     check: Callable[[], None] = lambda: None,
-    pace: Pace = UNHINDERED,
+    pace: Pace = UNLIMITED,
     inspect: Callable[[memoryview], None] = lambda _: None,
 ) -> dict[str, FileRecord]:
     """Write one rank's files: its per-rank state, and its share of the tensors (`image`, laid out by the plan).
@@ -70,7 +70,7 @@ def write_shard(
         inspect(block)
 
     files = {
-        own: write_json(folder / own, alone),
+        own: write_json(folder / own, per_rank),
         tensors: ImageWriter(
             path=folder / tensors,
             image=image,

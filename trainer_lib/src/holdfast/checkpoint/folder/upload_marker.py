@@ -26,20 +26,20 @@ _LARGEST: Final = 1 << 10
 @contextlib.contextmanager
 def held(root: Path, name: CheckpointName) -> Iterator[None]:
     """Hold back a checkpoint. If the marker cannot be written (the volume may be full), the upload still proceeds."""
-    word = f"{name}\n{uuid4().hex}\n".encode()
+    content = f"{name}\n{uuid4().hex}\n".encode()
     with contextlib.suppress(OSError):
         fresh = root / f"{UPLOADING}.tmp"
-        fresh.write_bytes(word)
+        fresh.write_bytes(content)
         fresh.replace(root / UPLOADING)
     try:
         yield
     finally:
-        if _read(root) == word:  # not the marker of another launcher's uploader
+        if _read(root) == content:  # not the marker of another launcher's uploader
             with contextlib.suppress(OSError):
                 (root / UPLOADING).unlink()
 
 
-def on_its_way(root: Path) -> CheckpointName | None:
+def uploading_checkpoint(root: Path) -> CheckpointName | None:
     name = parse_commit(_read(root).partition(b"\n")[0].decode(errors="replace"))
     return None if name is None or _age(root) > LONGEST_SECONDS else name
 

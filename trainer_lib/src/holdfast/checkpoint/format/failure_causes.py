@@ -13,8 +13,8 @@ from typing import Final
 from holdfast.core.errors import (
     ClaimError,
     CorruptCheckpointError,
+    NoCapacityError,
     NonFiniteWeightsError,
-    NoRoomError,
     UnavailableError,
 )
 
@@ -84,7 +84,7 @@ def cause_of(error: BaseException) -> FailureCause:
     match error:
         case UnavailableError():
             return FailureCause(error.cause)
-        case NoRoomError():
+        case NoCapacityError():
             return FailureCause.FULL
         case NonFiniteWeightsError():
             return FailureCause.NON_FINITE

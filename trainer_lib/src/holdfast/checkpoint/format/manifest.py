@@ -87,7 +87,7 @@ class Manifest:
         return {file: record for file, record in self.files.items() if inherited(file) is None}
 
     @property
-    def stands_on(self) -> frozenset[str]:
+    def depends_on(self) -> frozenset[str]:
         """The earlier checkpoints that hold bytes of this one."""
         return frozenset(str(home) for home in map(inherited, self.files) if home is not None)
 
@@ -103,7 +103,7 @@ class Manifest:
             return BOXED_VERSION
         if any(one.patches for one in self.tensors.values()):
             return SPARSE_VERSION
-        return DELTA_VERSION if self.stands_on else VERSION
+        return DELTA_VERSION if self.depends_on else VERSION
 
     def head(self) -> dict[str, Any]:
         """Return all fields except the tensors and the seal."""

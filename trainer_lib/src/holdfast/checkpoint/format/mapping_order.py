@@ -14,7 +14,7 @@ from typing import Any, Final
 MAP: Final = "$map"
 MARK: Final = "$"
 _NAMED: Final = 3
-_SAID: Final = f'{{"{MAP}":[["'
+_PREFIX: Final = f'{{"{MAP}":[["'
 
 
 def in_order(keys: Iterable[str]) -> bool:
@@ -59,16 +59,16 @@ def text_bytes(tree: Any) -> int:
 def too_much(trees: Iterable[tuple[str, Any]]) -> str:
     """Return a message that names the largest of these trees, and what to do if they are too large together."""
     sizes = sorted(((text_bytes(tree), name) for name, tree in trees), reverse=True)
-    told = ", ".join(f"{name} ({nbytes / 1e6:.3g} MB)" for nbytes, name in sizes[:_NAMED])
+    largest = ", ".join(f"{name} ({nbytes / 1e6:.3g} MB)" for nbytes, name in sizes[:_NAMED])
     return (
-        f"{len(sizes)} values that are not tensors are kept in it; the largest are {told}. Keep large "
+        f"{len(sizes)} values that are not tensors are kept in it; the largest are {largest}. Keep large "
         "values as tensors, for example bytes as torch.frombuffer(bytearray(value), dtype=torch.uint8)"
     )
 
 
 def has_order(text: str) -> bool:
     """Return whether a tree's JSON, without spaces, may contain a mapping in its own order."""
-    return _SAID in text
+    return _PREFIX in text
 
 
 def without_order(tree: Any) -> Any:

@@ -102,8 +102,8 @@ class Layout:
 
     def headed(self, metadata: Mapping[str, str]) -> ShardPlan:
         """Return the plan of a file with a header that also has this metadata."""
-        said = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
-        header = _padded(f"{said[:-1]}{self.table and ','}{self.table}}}".encode())
+        encoded = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
+        header = _padded(f"{encoded[:-1]}{self.table and ','}{self.table}}}".encode())
         return ShardPlan(
             header=header,
             pieces=self.pieces,
@@ -182,12 +182,12 @@ def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[P
     """Return the rows that this rank writes. The ranks with the same shard take turns, tensor by tensor."""
     shard = holding.shards[rank]
     peers = [other for other, one in enumerate(holding.shards) if one == shard]
-    mine = [
+    own = [
         spec
-        for turn, spec in enumerate(sorted(specs, key=lambda spec: spec.name))
-        if peers[turn % len(peers)] == rank
+        for index, spec in enumerate(sorted(specs, key=lambda spec: spec.name))
+        if peers[index % len(peers)] == rank
     ]
-    cut = [(spec, *rows(spec.shape[0], holding.size, shard)) for spec in mine]
+    cut = [(spec, *rows(spec.shape[0], holding.size, shard)) for spec in own]
     return tuple(
         Piece(spec=spec, start=(begin, *(0 for _ in spec.shape[1:])), shape=(end - begin, *spec.shape[1:]))
         for spec, begin, end in cut

@@ -24,7 +24,7 @@ from typing import Final
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.fill_progress import FILLED, Filling
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.errors import CheckpointError
 from holdfast.core.linux import O_DIRECT
@@ -54,7 +54,7 @@ def step_back() -> None:
 class DirectFile:
     """A new file that several threads write in parts.
 
-    After `go_direct`, writes bypass the page cache if possible.
+    After `enable_direct`, writes bypass the page cache if possible.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,9 +62,9 @@ class DirectFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         self._direct = False
 
-    def go_direct(self) -> None:
+    def enable_direct(self) -> None:
         """Bypass the page cache. From now on, memory, offsets and lengths must be complete pages."""
-        self._direct = self._past_the_cache(True)
+        self._direct = self._bypass_cache(True)
 
     def write_some(self, data: memoryview, offset: int) -> int:
         """Write at `offset`, and return the number of bytes written."""
@@ -74,7 +74,7 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not direct:
                 raise OSError(error.errno, error.strerror, str(self._path)) from error
-            self._direct = self._past_the_cache(False)
+            self._direct = self._bypass_cache(False)
             return 0
 
     def finish(self, nbytes: int) -> None:
@@ -89,13 +89,13 @@ class DirectFile:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _past_the_cache(self, wanted: bool) -> bool:
+    def _bypass_cache(self, enabled: bool) -> bool:
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | O_DIRECT if wanted else flags & ~O_DIRECT)
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | O_DIRECT if enabled else flags & ~O_DIRECT)
         except OSError:
             return False
-        return wanted and O_DIRECT != 0
+        return enabled and O_DIRECT != 0
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class ImageWriter:
     filling: Filling = FILLED
     check: Callable[[], None] = lambda: None
     seen: Callable[[memoryview], None] = lambda _: None
-    pace: Pace = UNHINDERED
+    pace: Pace = UNLIMITED
     _stopped: bool = field(default=False, init=False)
 
     def run(self) -> FileRecord:
@@ -121,17 +121,17 @@ class ImageWriter:
         An `OSError` names the file. Raise `CheckpointError` if the image will never be filled.
         """
         with closing(DirectFile(self.path)) as self._file:
-            self._file.go_direct()
+            self._file.enable_direct()
             begins = range(0, self.nbytes, CHUNK_BYTES)
             if len(begins) == 1:
                 self._write(0)
                 record = self._digest(begins)
             else:
-                record = self._side_by_side(begins)
+                record = self._write_concurrently(begins)
             self._file.finish(self.nbytes)
         return record
 
-    def _side_by_side(self, begins: range) -> FileRecord:
+    def _write_concurrently(self, begins: range) -> FileRecord:
         writers = self.pace.writers
         with Pool(writers, "holdfast-writer", step_back) as pool:
             # One thread follows the copy. Two threads would slow it down, without any gain.

@@ -18,7 +18,7 @@ from typing import Any, Final
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.chunk_digester import ChunkDigester
 from holdfast.checkpoint.io.direct_writer import DirectFile, aligned
-from holdfast.checkpoint.io.huge_pages import fresh
+from holdfast.checkpoint.io.huge_pages import allocate
 from holdfast.checkpoint.io.rate_limit import WRITERS
 from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.core.errors import CorruptCheckpointError
@@ -81,13 +81,13 @@ class DigestingFile:
     def _send(self) -> None:
         """Submit the full buffer to the writers, and continue with another one."""
         if self._writers is None:
-            self._file.go_direct()
+            self._file.enable_direct()
             self._writers = self._leaving.enter_context(Pool(WRITERS, "holdfast-writer"))
         written = self._writers.submit(self._write, self._window, self._written, self._filled)
         self._flying.append((written, self._window))
         self._digest()
         if len(self._flying) < _WINDOWS:
-            self._window = fresh(CHUNK_BYTES)
+            self._window = allocate(CHUNK_BYTES)
             return
         written, self._window = self._flying.popleft()
         written.result()

@@ -18,7 +18,7 @@ class Filling:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._upto = 0
-        self._trouble = ""
+        self._reason = ""
 
     def reach(self, upto: int) -> None:
         """Record that all bytes before this offset are filled."""
@@ -26,10 +26,10 @@ class Filling:
             self._upto = upto
             self._changed.notify_all()
 
-    def fail(self, trouble: str) -> None:
+    def fail(self, reason: str) -> None:
         """Record that the rest will never be filled."""
         with self._changed:
-            self._trouble = trouble
+            self._reason = reason
             self._changed.notify_all()
 
     def wait(self, upto: int, check: Callable[[], None]) -> None:
@@ -43,9 +43,9 @@ class Filling:
 
     def _reached(self, upto: int) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._trouble or self._upto >= upto, _SLICE)
-            if self._trouble:
-                raise CheckpointError(self._trouble)
+            self._changed.wait_for(lambda: self._reason or self._upto >= upto, _SLICE)
+            if self._reason:
+                raise CheckpointError(self._reason)
             return self._upto >= upto
 
 

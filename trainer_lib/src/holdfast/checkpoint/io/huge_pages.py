@@ -32,7 +32,7 @@ def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
 
 
-def fresh(nbytes: int, *, offset: int = 0, inherited: bool = True) -> memoryview:
+def allocate(nbytes: int, *, offset: int = 0, inherited: bool = True) -> memoryview:
     """Return private memory without any page faulted in. Its address within a page is `offset` modulo the page size.
 
     Child processes that are forked share the memory if it is `inherited`.

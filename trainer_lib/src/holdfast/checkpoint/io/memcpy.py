@@ -63,16 +63,16 @@ class _Shared:
 
     def __init__(self, moves: Sequence[Move]) -> None:
         self._blocks = [block for one in moves for block in _cut(one)]
-        self._turns = itertools.count()
+        self._indices = itertools.count()
 
     def __iter__(self) -> Iterator[Move]:
         return self
 
     def __next__(self) -> Move:
-        turn = next(self._turns)
-        if turn >= len(self._blocks):
+        index = next(self._indices)
+        if index >= len(self._blocks):
             raise StopIteration
-        return self._blocks[turn]
+        return self._blocks[index]
 
 
 def _cut(one: Move) -> Iterator[Move]:

@@ -51,4 +51,4 @@ class Pace:
         self._lifted.set()
 
 
-UNHINDERED: Final = Pace()
+UNLIMITED: Final = Pace()

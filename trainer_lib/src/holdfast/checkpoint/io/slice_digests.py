@@ -119,8 +119,8 @@ def decode(raw: bytes, file: FileRecord) -> Slices | None:
     if xxhash.xxh3_128_digest(body) != seal or len(line) > _LONGEST_LINE:
         return None
     size = slice_bytes(file.nbytes)
-    said = {"bytes": file.nbytes, "digest": file.digest, "format": FORMAT, "sliceBytes": size, "version": VERSION}
-    if _json(line) != said or len(packed) != -(-file.nbytes // size) * _DIGEST_BYTES:
+    header = {"bytes": file.nbytes, "digest": file.digest, "format": FORMAT, "sliceBytes": size, "version": VERSION}
+    if _json(line) != header or len(packed) != -(-file.nbytes // size) * _DIGEST_BYTES:
         return None
     return Slices(
         size=size,

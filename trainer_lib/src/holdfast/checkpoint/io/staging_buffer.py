@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from holdfast.checkpoint.io.direct_writer import aligned, step_back
-from holdfast.checkpoint.io.huge_pages import fault_in, fresh
+from holdfast.checkpoint.io.huge_pages import allocate, fault_in
 
 _log = logging.getLogger("holdfast.checkpoint.arena")
 
@@ -25,7 +25,7 @@ def anonymous(nbytes: int) -> memoryview:
 
     Forked workers of a data loader do not share it: otherwise the next save would have to fault in other pages.
     """
-    view = fresh(nbytes, inherited=False)
+    view = allocate(nbytes, inherited=False)
     fault_in(view)
     return view
 
@@ -47,7 +47,7 @@ class Arena:
         self._settle()
         if nbytes > self.nbytes:
             self._preparing = threading.Thread(
-                target=self._grow_aside, args=(nbytes,), name="holdfast-arena", daemon=True
+                target=self._grow_in_background, args=(nbytes,), name="holdfast-arena", daemon=True
             )
             self._preparing.start()
 
@@ -66,7 +66,7 @@ class Arena:
             self._preparing.join()
             self._preparing = None
 
-    def _grow_aside(self, nbytes: int) -> None:
+    def _grow_in_background(self, nbytes: int) -> None:
         step_back()
         try:
             self._grow(nbytes)

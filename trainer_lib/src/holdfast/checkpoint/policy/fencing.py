@@ -81,12 +81,12 @@ def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
     claims = tuple(claims)
     first = first_own(claims, job_uid)
     counted = [claim for claim in claims if claim.job_uid == job_uid or first is None or claim.attempt_id < first]
-    line: list[Claim] = []
+    bound: list[Claim] = []
     for claim in sorted(counted, key=lambda claim: claim.attempt_id, reverse=True):
-        below = line[-1].from_attempt_id if line else claim.attempt_id
+        below = bound[-1].from_attempt_id if bound else claim.attempt_id
         if below is not None and claim.attempt_id <= below:
-            line.append(claim)
-    return tuple(line)
+            bound.append(claim)
+    return tuple(bound)
 
 
 def cuts(claim: Claim, commit: Commit) -> bool:

@@ -30,7 +30,7 @@ FIRST_SECONDS: Final = 60.0
 """The interval in seconds until a checkpoint has been measured."""
 MOST_RETRY_SECONDS: Final = 30.0
 _REMEMBERED: Final = 5
-_NEWS: Final = 1.1
+_CHANGE_FACTOR: Final = 1.1
 _ROUNDS: Final = 60
 
 
@@ -86,28 +86,28 @@ class Failures(JsonFields):
     heard: LauncherFailures | None = None
     """The launcher counters that were counted last."""
 
-    def told(self, books: LauncherFailures | None) -> Failures:
+    def with_counters(self, counters: LauncherFailures | None) -> Failures:
         """Return the failures after a new world has formed, whose launcher reports these counters.
 
         A launcher that did not count before counts as one failure: the launcher that counted until then is lost.
         """
-        if books is None:
+        if counters is None:
             return self
         before = self.heard
         if before is None:
-            return Failures(count=books.failures, seconds=books.seconds, heard=books)
-        if before.id != books.id:
-            return Failures(count=self.count + 1, seconds=self.seconds, heard=books)
+            return Failures(count=counters.failures, seconds=counters.seconds, heard=counters)
+        if before.id != counters.id:
+            return Failures(count=self.count + 1, seconds=self.seconds, heard=counters)
         return Failures(
-            count=self.count + max(0, books.failures - before.failures),
-            seconds=self.seconds + max(0.0, books.seconds - before.seconds),
-            heard=books,
+            count=self.count + max(0, counters.failures - before.failures),
+            seconds=self.seconds + max(0.0, counters.seconds - before.seconds),
+            heard=counters,
         )
 
     def later(self, seconds: float) -> Failures:
         """Return the failures after this many seconds without another one."""
-        heard = None if self.heard is None else replace(self.heard, seconds=self.heard.seconds + seconds)
-        return Failures(count=self.count, seconds=self.seconds + seconds, heard=heard)
+        counted = None if self.heard is None else replace(self.heard, seconds=self.heard.seconds + seconds)
+        return Failures(count=self.count, seconds=self.seconds + seconds, heard=counted)
 
     @property
     def mtbf(self) -> float:
@@ -119,8 +119,8 @@ class Failures(JsonFields):
         """Parse what a checkpoint has. Return the default if it has nothing, or nothing valid."""
         try:
             found = cls.from_json(value)
-            heard = 0.0 if found.heard is None else float(found.heard.seconds)
-            sound = found.count >= 0 and 0 <= float(found.seconds) + heard < math.inf
+            counted = 0.0 if found.heard is None else float(found.heard.seconds)
+            sound = found.count >= 0 and 0 <= float(found.seconds) + counted < math.inf
         except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
         return found if sound else cls()
@@ -132,19 +132,19 @@ class Choice:
 
     seconds: float
     reason: str
-    news: bool
+    changed: bool
     """Whether the interval differs enough from the last reported one to log it."""
 
 
-class Cadence:
+class IntervalChooser:
     """Records the costs of the last checkpoints, and chooses the interval."""
 
     def __init__(self) -> None:
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
         self._writes: deque[float] = deque(maxlen=_REMEMBERED)
-        self._told = 0.0
+        self._reported = 0.0
 
-    def took(self, *, stall: float, write: float) -> None:
+    def record(self, *, stall: float, write: float) -> None:
         """Record a checkpoint: the seconds for which training stopped, and the seconds until it was durable."""
         self._stalls.append(stall)
         self._writes.append(write)
@@ -165,6 +165,6 @@ class Cadence:
         return self._chosen(seconds, why)
 
     def _chosen(self, seconds: float, reason: str) -> Choice:
-        news = not self._told / _NEWS <= seconds <= self._told * _NEWS
-        self._told = seconds if news else self._told
-        return Choice(seconds=seconds, reason=reason, news=news)
+        changed = not self._reported / _CHANGE_FACTOR <= seconds <= self._reported * _CHANGE_FACTOR
+        self._reported = seconds if changed else self._reported
+        return Choice(seconds=seconds, reason=reason, changed=changed)

@@ -92,7 +92,7 @@ class Entry:
     commit: Commit
     created: datetime | None = None
     parent: str | None = None
-    stands_on: frozenset[str] = frozenset()
+    depends_on: frozenset[str] = frozenset()
     """The checkpoints that hold bytes of this one.
 
     They are also named here because a parent's manifest may be corrupt.
@@ -113,7 +113,7 @@ class Decision:
     """Whether a checkpoint is deleted, and the reason."""
 
     commit: Commit
-    goes: bool
+    deleted: bool
     reason: str
     fenced: bool = False
     """Whether no restore can read the checkpoint any more."""
@@ -141,20 +141,20 @@ def decide(
     """
     entries = sorted(entries, key=lambda entry: entry.name)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    whole = {*verified} - {entry.name for entry in entries if entry.unread}
-    good = [commit for commit in lineage if commit.name in whole][:keep_last]
+    complete = {*verified} - {entry.name for entry in entries if entry.unread}
+    good = [commit for commit in lineage if commit.name in complete][:keep_last]
     readable = {commit.name for commit in lineage}
-    line = [entry for entry in reversed(entries) if entry.name in readable]
+    lineage_entries = [entry for entry in reversed(entries) if entry.name in readable]
     kept: dict[str, str] = {}
     for entry in entries:
-        reason = _must_stay(entry.commit, good, readable, own, keep_last)
+        reason = _mandatory(entry.commit, good, readable, own, keep_last)
         if reason:
             kept[str(entry.name)] = reason
     if uploading is not None:
         kept.setdefault(str(uploading), "being copied to the object store")
     for one in spared:
         kept.setdefault(str(one), "fenced only recently")
-    for name, reason in _wanted(line, rules, now):
+    for name, reason in _kept_by_rules(lineage_entries, rules, now):
         kept.setdefault(name, reason)
     if not others:
         for entry in entries:
@@ -163,7 +163,7 @@ def decide(
                     str(entry.name),
                     f"belongs to another job ({entry.commit.job_uid}), which this job does not continue",
                 )
-    for name, reason in _perhaps_needed(entries, kept):
+    for name, reason in _possibly_needed(entries, kept):
         kept.setdefault(name, reason)
     _keep_parents(entries, kept)
     for entry in entries:
@@ -172,23 +172,23 @@ def decide(
     return [_decision(entry, kept, readable, keep_last) for entry in entries]
 
 
-def leaving(decisions: Iterable[Decision]) -> list[CheckpointName]:
+def to_delete(decisions: Iterable[Decision]) -> list[CheckpointName]:
     """Return the checkpoints to delete, the newest first.
 
     In this order, an interrupted deletion never leaves a checkpoint without its base.
     """
-    return sorted((one.commit.name for one in decisions if one.goes), reverse=True)
+    return sorted((one.commit.name for one in decisions if one.deleted), reverse=True)
 
 
 def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[CheckpointName], last: int) -> Decision:
     reason, fenced = kept.get(str(entry.name), ""), entry.name not in readable
     if reason:
-        return Decision(commit=entry.commit, goes=False, reason=reason, fenced=fenced)
+        return Decision(commit=entry.commit, deleted=False, reason=reason, fenced=fenced)
     why = "fenced: it is never read" if fenced else f"older than the last {last}, and no rule keeps it"
-    return Decision(commit=entry.commit, goes=True, reason=why, fenced=fenced)
+    return Decision(commit=entry.commit, deleted=True, reason=why, fenced=fenced)
 
 
-def _must_stay(
+def _mandatory(
     commit: Commit,
     good: Sequence[Commit],
     readable: Collection[CheckpointName],
@@ -205,26 +205,28 @@ def _must_stay(
     return ""
 
 
-def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tuple[str, str]]:
+def _kept_by_rules(lineage_entries: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield what each rule keeps of the readable checkpoints, the newest first."""
-    for entry in line:
+    for entry in lineage_entries:
         if rules.hours and (entry.created is None or now - entry.created < timedelta(hours=rules.hours)):
             yield str(entry.name), f"hours={rules.hours}"
         if rules.every and entry.commit.step % rules.every == 0:
             yield str(entry.name), f"every={rules.every}"
-    yield from _one_of_each(line, _day(now), rules.daily, f"daily={rules.daily}", 1)
-    yield from _one_of_each(line, _day(now), rules.weekly, f"weekly={rules.weekly}", 7)
+    yield from _newest_of_each(lineage_entries, _day(now), rules.daily, f"daily={rules.daily}", 1)
+    yield from _newest_of_each(lineage_entries, _day(now), rules.weekly, f"weekly={rules.weekly}", 7)
     for best in rules.best:
-        yield from _best(line, best)
+        yield from _best(lineage_entries, best)
 
 
-def _one_of_each(line: Sequence[Entry], today: int, periods: int, rule: str, days: int) -> Iterator[tuple[str, str]]:
+def _newest_of_each(
+    lineage_entries: Sequence[Entry], today: int, periods: int, rule: str, days: int
+) -> Iterator[tuple[str, str]]:
     """Yield the newest checkpoint of each of the last `periods` periods.
 
     Periods follow the calendar, so that a checkpoint that was chosen once stays chosen.
     """
     taken: set[int] = set()
-    for entry in line:
+    for entry in lineage_entries:
         if entry.created is None:
             continue
         period = _day(entry.created) // days
@@ -233,8 +235,8 @@ def _one_of_each(line: Sequence[Entry], today: int, periods: int, rule: str, day
             yield str(entry.name), rule
 
 
-def _best(line: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
-    measured = [entry for entry in line if best.metric in entry.metrics]
+def _best(lineage_entries: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
+    measured = [entry for entry in lineage_entries if best.metric in entry.metrics]
     ranked = sorted(measured, key=lambda entry: entry.metrics[best.metric], reverse=best.highest)
     for entry in ranked[: best.count]:
         yield str(entry.name), str(best)
@@ -245,14 +247,14 @@ def _day(moment: datetime) -> int:
     return moment.toordinal() - 1
 
 
-def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
+def _possibly_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the checkpoints that kept checkpoints with unreadable manifests may need: all earlier ones of the
     attempt.
     """
-    wanted = [entry for entry in entries if entry.unread and str(entry.name) in kept]
+    unreadable = [entry for entry in entries if entry.unread and str(entry.name) in kept]
     return [
         (str(entry.name), f"{above.name} may depend on it: its manifest cannot be read")
-        for above in wanted
+        for above in unreadable
         for entry in entries
         if entry.commit.attempt_id == above.commit.attempt_id and entry.commit.step < above.commit.step
     ]
@@ -260,7 +262,7 @@ def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[t
 
 def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
     """Also keep the base checkpoints of each checkpoint that is kept."""
-    below = {str(entry.name): {*filter(None, [entry.parent]), *entry.stands_on} for entry in entries}
+    below = {str(entry.name): {*filter(None, [entry.parent]), *entry.depends_on} for entry in entries}
     waiting = list(kept)
     while waiting:
         name = waiting.pop()

@@ -9,7 +9,7 @@ from holdfast.core import errors
 from holdfast.core.errors import CheckpointError, HoldfastError, PeerLostError, UnavailableError
 
 
-class Told(Protocol):
+class JsonMessage(Protocol):
     """A type with a JSON form."""
 
     def to_json(self) -> dict[str, Any]:
@@ -20,7 +20,7 @@ class Told(Protocol):
         """Parse a received form."""
 
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=JsonMessage)
 
 
 class Exchange(Protocol):
@@ -41,7 +41,7 @@ class Exchange(Protocol):
         """Return rank 0's value on every rank."""
 
 
-class Alone:
+class SingleRank:
     """The exchange of a single rank."""
 
     rank = 0

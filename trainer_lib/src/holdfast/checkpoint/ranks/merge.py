@@ -48,17 +48,20 @@ class Joined:
     mesh: Mapping[str, int] | None
 
 
-def join(told: Sequence[RankReport]) -> Joined:
+def join(reports: Sequence[RankReport]) -> Joined:
     """Merge the reports, in order of ranks. Raise `StateError` if they are not consistent."""
-    specs = _specs(told)
+    specs = _specs(reports)
     return Joined(
-        objects=_objects(told), specs=tuple(specs.values()), shares=_share_out(specs, told), mesh=_mesh(told)
+        objects=_objects(reports),
+        specs=tuple(specs.values()),
+        shares=_assign_shares(specs, reports),
+        mesh=_mesh(reports),
     )
 
 
-def _specs(told: Sequence[RankReport]) -> dict[str, TensorSpec]:
+def _specs(reports: Sequence[RankReport]) -> dict[str, TensorSpec]:
     found: dict[str, TensorSpec] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(reports):
         for name, part in one.parts.items():
             known = found.setdefault(name, part.spec)
             if known != part.spec:
@@ -70,19 +73,21 @@ def _specs(told: Sequence[RankReport]) -> dict[str, TensorSpec]:
     return dict(sorted(found.items()))
 
 
-def _objects(told: Sequence[RankReport]) -> dict[str, Any]:
+def _objects(reports: Sequence[RankReport]) -> dict[str, Any]:
     """Return each object as the ranks that have it report it."""
     found: dict[str, tuple[int, Any]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(reports):
         for name, tree in one.objects.items():
             first, known = found.setdefault(name, (rank, tree))
-            apart = set(tensors_in(known)) ^ set(tensors_in(tree))
-            if apart:
+            different = set(tensors_in(known)) ^ set(tensors_in(tree))
+            if different:
                 raise StateError(
-                    f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): use a separate "
-                    f"name for each pipeline stage, for example save(…, **{{f'stage{{rank}}': module}})"
+                    f"{name} has other tensors on rank {rank} than on rank {first} ({min(different)}): use a "
+                    f"separate name for each pipeline stage, for example save(…, **{{f'stage{{rank}}': module}})"
                 )
-            if without_order(tree) != without_order(known) or one.samples.get(name) != told[first].samples.get(name):
+            if without_order(tree) != without_order(known) or one.samples.get(name) != reports[first].samples.get(
+                name
+            ):
                 raise StateError(
                     f"{name} has another state on rank {rank} than on rank {first}, and one would be lost: use "
                     f"a separate name for the state of each rank, for example save(…, **{{f'{name}{{rank}}': …}})"
@@ -103,17 +108,17 @@ def tensors_in(tree: Any) -> Iterator[str]:
                 yield from tensors_in(item)
 
 
-def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[RankReport]) -> Shares:
+def _assign_shares(specs: Mapping[str, TensorSpec], reports: Sequence[RankReport]) -> Shares:
     """Assign the boxes to ranks that hold them, the largest box first, each to the rank with the least to write.
 
     Tensors that some ranks hold completely are divided among these ranks.
     """
-    shares: list[list[Piece]] = [[] for _ in told]
-    loads = [0] * len(told)
+    shares: list[list[Piece]] = [[] for _ in reports]
+    loads = [0] * len(reports)
     whole: dict[tuple[int, ...], list[TensorSpec]] = {}
     boxes: list[tuple[Piece, list[int]]] = []
     for name, spec in specs.items():
-        holders = _holders(name, told)
+        holders = _holders(name, reports)
         # a tensor without elements is complete on every rank
         if 0 in spec.shape or list(holders) == [((0,) * len(spec.shape), spec.shape)]:
             whole.setdefault(tuple(sorted(chain(*holders.values()))), []).append(spec)
@@ -134,19 +139,19 @@ def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[RankReport]) -> S
     return Shares(pieces=tuple(map(tuple, shares)))
 
 
-def _holders(name: str, told: Sequence[RankReport]) -> dict[Box, list[int]]:
+def _holders(name: str, reports: Sequence[RankReport]) -> dict[Box, list[int]]:
     found: dict[Box, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(reports):
         part = one.parts.get(name)
         if part is not None and not part.empty:
             found.setdefault(part.box, []).append(rank)
     return found
 
 
-def _mesh(told: Sequence[RankReport]) -> dict[str, int] | None:
+def _mesh(reports: Sequence[RankReport]) -> dict[str, int] | None:
     """Return the dimensions of all meshes by name. A dimension of another size under a used name gets a prime."""
     found: dict[str, int] = {}
-    for one in told:
+    for one in reports:
         for name, size in one.mesh.items():
             own = name
             while found.get(own, size) != size:

@@ -31,11 +31,11 @@ def _text(tree: Any) -> str:
     return json.dumps(tree, sort_keys=True, separators=(",", ":"))
 
 
-def apart(told: Sequence[Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
+def differing(digests_of_ranks: Sequence[Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
     """Return the objects that differ between ranks, and the ranks that differ from rank 0."""
-    first = told[0]
-    unlike = {
-        name: tuple(rank for rank, one in enumerate(told) if one.get(name) != first.get(name))
-        for name in dict.fromkeys(name for one in told for name in one)
+    first = digests_of_ranks[0]
+    differing_ranks = {
+        name: tuple(rank for rank, one in enumerate(digests_of_ranks) if one.get(name) != first.get(name))
+        for name in dict.fromkeys(name for one in digests_of_ranks for name in one)
     }
-    return {name: ranks for name, ranks in unlike.items() if ranks}
+    return {name: ranks for name, ranks in differing_ranks.items() if ranks}

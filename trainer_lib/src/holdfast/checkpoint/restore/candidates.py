@@ -33,7 +33,7 @@ from holdfast.core.json_fields import JsonFields
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
-Where = Path | Sequence[CheckpointStore]
+Location = Path | Sequence[CheckpointStore]
 """One folder, or stores in order of preference."""
 
 
@@ -44,8 +44,8 @@ class DeletedError(Exception):
     """
 
 
-def as_stores(where: Where) -> tuple[CheckpointStore, ...]:
-    return (FolderStore(where),) if isinstance(where, Path) else tuple(where)
+def as_stores(location: Location) -> tuple[CheckpointStore, ...]:
+    return (FolderStore(location),) if isinstance(location, Path) else tuple(location)
 
 
 _BOTH: Final = frozenset({True, False})
@@ -73,17 +73,18 @@ class Candidates:
     job_uid: str
     resume: fencing.Resume
     step: int | None
-    lone: bool = False
+    before: int | None = None
+    without_job: bool = False
     bad: list[catalog.Quarantined] = field(default_factory=list)
     lost: list[catalog.Quarantined] = field(default_factory=list)
-    aside: list[tuple[CheckpointStore, CheckpointName, str]] = field(default_factory=list)
+    to_quarantine: list[tuple[CheckpointStore, CheckpointName, str]] = field(default_factory=list)
     """The copies that this rank moves to quarantine, with the reasons."""
     held: list[frozenset[str]] = field(default_factory=list)
-    doubted: tuple[Fault, ...] = ()
+    manifest_faults: tuple[Fault, ...] = ()
     """The faults of the current checkpoint's manifests, if another store has a valid one."""
     edition: frozenset[bool] = _BOTH
     """Which stores have the files of the current manifest: shared ones (True), node-local ones (False), or both."""
-    another: bool = False
+    has_other_edition: bool = False
     """Whether another edition of the current checkpoint is tried next."""
 
     def commits(self) -> Iterator[tuple[CheckpointName, Manifest]]:
@@ -93,29 +94,29 @@ class Candidates:
             manifest = self._manifest(name)
             if manifest is None:
                 continue
-            if manifest.stands_on and not all(store.shared for store in self.stores):
-                yield from self._whole(name)
+            if manifest.depends_on and not all(store.shared for store in self.stores):
+                yield from self._in_memory_first(name)
             yield name, manifest
 
-    def _whole(self, name: CheckpointName) -> Iterator[tuple[CheckpointName, Manifest]]:
+    def _in_memory_first(self, name: CheckpointName) -> Iterator[tuple[CheckpointName, Manifest]]:
         """Yield the edition in memory, if there is one. After it, only the durable stores count."""
-        durable, self.edition = self.doubted, frozenset({False})
+        durable, self.edition = self.manifest_faults, frozenset({False})
         manifest, view = self._view(name)
         views = gather(self.exchange, view)
         leader = next((rank for rank, one in enumerate(views) if one.seal), None)
-        self.doubted = self._doubts(views)
+        self.manifest_faults = self._confirmed_faults(views)
         if leader is not None:
-            self.another = True
+            self.has_other_edition = True
             yield name, self._agreed(manifest, views, leader)
-            self.another = False
-        self.doubted, self.edition = durable, frozenset({True})
+            self.has_other_edition = False
+        self.manifest_faults, self.edition = durable, frozenset({True})
 
     def holding(self, name: CheckpointName) -> list[CheckpointStore]:
         """Return this rank's stores that have the checkpoint. Those with a corrupt manifest come last."""
         held = zip(self.stores, self.held, strict=True)
         found = [store for store, names in held if str(name) in names and store.shared in self.edition]
-        doubted = {fault.url for fault in self.doubted}
-        return sorted(found, key=lambda store: store.url in doubted)
+        manifest_faults = {fault.url for fault in self.manifest_faults}
+        return sorted(found, key=lambda store: store.url in manifest_faults)
 
     def _names(self) -> list[CheckpointName]:
         answers = each(self.exchange, self._list)
@@ -124,11 +125,14 @@ class Candidates:
             frozenset(shared[place] if store.shared else answers[self.exchange.rank]["held"][place])
             for place, store in enumerate(self.stores)
         ]
-        told = (Claim.from_json(claim) for answer in answers for claim in answer["claims"])
-        self.claims = fencing.union(self.claims, told)
+        found = (Claim.from_json(claim) for answer in answers for claim in answer["claims"])
+        self.claims = fencing.union(self.claims, found)
         names = {parse_commit(name) for answer in answers for held in answer["held"] for name in held}
-        wanted = [name for name in names if name is not None and self.step in (None, name.step)]
-        return sorted(wanted, reverse=True)
+        requested = [name for name in names if name is not None and self._is_wanted(name.step)]
+        return sorted(requested, reverse=True)
+
+    def _is_wanted(self, step: int) -> bool:
+        return self.step in (None, step) and (self.before is None or step < self.before)
 
     def _list(self) -> dict[str, Any]:
         """List what the stores hold. Rank 0 reads the shared stores, and each rank reads its own."""
@@ -140,7 +144,7 @@ class Candidates:
 
     def _manifest(self, name: CheckpointName) -> Manifest | None:
         """Return the checkpoint's manifest, the same on every rank; None if it must not or cannot be used."""
-        self.doubted = ()
+        self.manifest_faults = ()
         manifest, view = self._view(name)
         views = gather(self.exchange, view)
         leader = next((rank for rank, one in enumerate(views) if one.seal), None)
@@ -149,7 +153,7 @@ class Candidates:
         if leader is None:
             self._without_manifest(name, views)
             return None
-        self.doubted = self._doubts(views)
+        self.manifest_faults = self._confirmed_faults(views)
         return self._agreed(manifest, views, leader)
 
     def _agreed(self, manifest: Manifest | None, views: Sequence[_View], leader: int) -> Manifest:
@@ -159,7 +163,7 @@ class Candidates:
         text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
         return decode(self.exchange.gather(text)[leader].encode())
 
-    def _doubts(self, views: Sequence[_View]) -> tuple[Fault, ...]:
+    def _confirmed_faults(self, views: Sequence[_View]) -> tuple[Fault, ...]:
         """Return the faults of manifests. In a shared store, a fault counts only if all ranks find it."""
         shared = {store.url for store in self.stores if store.shared}
         bad = frozenset.intersection(*(frozenset(fault.url for fault in one.faults) for one in views))
@@ -177,8 +181,8 @@ class Candidates:
                 faults.append(Fault(url=store.url, reason=str(damage)))
             except UnknownFormatError as unknown:
                 foreign = foreign or f"{store.url}/{name}: {unknown}"
-            except CheckpointError as trouble:
-                error = error or str(trouble)
+            except CheckpointError as unavailable:
+                error = error or str(unavailable)
             else:
                 return manifest, _View(
                     seal=xxhash.xxh3_128_hexdigest(encode(manifest)),
@@ -203,20 +207,22 @@ class Candidates:
         if error:
             raise CheckpointError(error)
         faults = [fault for view in views for fault in view.faults]
-        self._lose(name, faults[0].reason if faults else "MANIFEST.json is missing")
-        self.condemn(name, views[self.exchange.rank].faults, {fault.url: fault.reason for fault in reversed(faults)})
+        self._record_lost(name, faults[0].reason if faults else "MANIFEST.json is missing")
+        self.mark_corrupt(
+            name, views[self.exchange.rank].faults, {fault.url: fault.reason for fault in reversed(faults)}
+        )
 
     # Evaluation of the reads
 
     def judge(self, name: CheckpointName, outcomes: Sequence[Outcome]) -> dict[str, str]:
         """Return the stores that have a corrupt copy, with the reasons."""
-        faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
+        faults = [*self.manifest_faults, *(fault for one in outcomes for fault in one.faults)]
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
         damage = [one.damage or one.error for one in outcomes if one.damage or one.error]
-        if damage and self.another:
+        if damage and self.has_other_edition:
             _log.warning("%s is not complete in memory (%s): the durable copy is read", name, damage[0])
         elif damage:
-            self._lose(name, damage[0])
+            self._record_lost(name, damage[0])
         elif self.exchange.rank == 0:
             used = ", ".join(dict.fromkeys(url for one in outcomes for url in one.used))
             _log.info("%s was read from %s", name, used)
@@ -224,23 +230,23 @@ class Candidates:
                 _log.error("%s in %s is corrupt (%s); another copy was used", name, url, reason)
         return dict(reversed(faulty.items()))
 
-    def condemn(self, name: CheckpointName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
+    def mark_corrupt(self, name: CheckpointName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
         """Choose the copies to quarantine: rank 0 those in shared stores, and each rank those in its own stores."""
-        mine = {fault.url for fault in (*own, *self.doubted)}
+        own_urls = {fault.url for fault in (*own, *self.manifest_faults)}
         several = len(self.stores) > 1
         self.bad += [
             catalog.Quarantined(path=str(name), reason=f"{url}: {reason}" if several else reason)
             for url, reason in faulty.items()
         ]
         for store in self.holding(name):
-            if store.url in faulty and (self.exchange.rank == 0 if store.shared else store.url in mine):
-                self.aside.append((store, name, faulty[store.url]))
+            if store.url in faulty and (self.exchange.rank == 0 if store.shared else store.url in own_urls):
+                self.to_quarantine.append((store, name, faulty[store.url]))
 
-    def put_aside(self) -> None:
+    def quarantine_corrupt(self) -> None:
         """Quarantine the chosen copies, since another checkpoint was read. Leave a job's copies to its own ranks."""
-        theirs = self.lone and self.claims
-        for store, name, reason in self.aside:
-            if theirs:
+        of_job = self.without_job and self.claims
+        for store, name, reason in self.to_quarantine:
+            if of_job:
                 _log.error(
                     "this rank read %s in %s as corrupt (%s): it belongs to a job and is not moved",
                     name,
@@ -249,7 +255,7 @@ class Candidates:
                 )
             else:
                 store.quarantine(name, reason)
-        if theirs:
+        if of_job:
             self.bad.clear()
 
     def stuck(self) -> tuple[catalog.Quarantined, ...]:
@@ -261,7 +267,7 @@ class Candidates:
         durable = {name for store, names in shared if store.shared for name in names}
         return tuple(one for one in self.lost if one.path in durable)
 
-    def _lose(self, name: CheckpointName, reason: str) -> None:
+    def _record_lost(self, name: CheckpointName, reason: str) -> None:
         """Record a lost checkpoint on every rank. Raise `DeletedError` if no store that had it has it any more."""
         had = [store for store, names in zip(self.stores, self.held, strict=True) if str(name) in names]
         own = [store for store in had if self.exchange.rank == 0 or not store.shared]

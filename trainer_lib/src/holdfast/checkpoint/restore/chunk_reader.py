@@ -21,11 +21,11 @@ import xxhash
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.chunk_digester import check_chunk
-from holdfast.checkpoint.io.huge_pages import Ahead, address_of, fault_in, fresh
+from holdfast.checkpoint.io.huge_pages import Ahead, address_of, allocate, fault_in
 from holdfast.checkpoint.io.memcpy import PROCESSORS, Move, move
 from holdfast.checkpoint.io.slice_digests import Slicer, Slices, file_bytes, slice_bytes
 from holdfast.checkpoint.io.thread_pool import Pool
-from holdfast.checkpoint.restore.copies import Copies, Look, Span, whole_file
+from holdfast.checkpoint.restore.copies import Check, Copies, Span, whole_file
 from holdfast.checkpoint.restore.memory_layout import LEAST_MAPPED, Extent
 from holdfast.checkpoint.stores.base import Source
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError
@@ -46,52 +46,52 @@ def read_into(
     extents: Mapping[str, Sequence[Extent]],
     *,
     also: Iterable[Span] = (),
-    looks: Mapping[str, Look] | None = None,
+    checks: Mapping[str, Check] | None = None,
     threads: int = READERS,
     fresh: bool = False,
 ) -> None:
     """Fill all extents with verified bytes only.
 
-    Every span in `also` is verified in any case. `looks` are checks that run on files in addition. Each of the
+    Every span in `also` is verified in any case. `checks` are checks that run on files in addition. Each of the
     `threads` threads needs a buffer for one chunk. With `fresh`, the memory of the extents is new
-    (`huge_pages.fresh`) and was never accessed. Raise `CorruptCheckpointError` if some part has no valid copy.
+    (`huge_pages.allocate`) and was never accessed. Raise `CorruptCheckpointError` if some part has no valid copy.
     """
     large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= LEAST_MAPPED)
     ahead = Ahead(large) if fresh else None
     reader = ChunkReader(copies, extents, ahead)
     ranges = _ranges(extents, also)
     spans = [span for file in sorted(ranges) for span in _spans(copies, file, ranges[file])]
-    tasks = _tasks(reader, copies, spans, looks or {})
+    tasks = _tasks(reader, copies, spans, checks or {})
     if len(tasks) == 1 or threads == 1:
         for task in tasks:
             task()
         return
     with ahead or nullcontext(), Pool(min(threads, len(tasks)), "holdfast-read") as pool:
-        for begun in [pool.submit(task) for task in tasks]:
-            begun.result()
+        for running in [pool.submit(task) for task in tasks]:
+            running.result()
 
 
 def _tasks(
-    reader: ChunkReader, copies: Copies, spans: Sequence[Span], looks: Mapping[str, Look]
+    reader: ChunkReader, copies: Copies, spans: Sequence[Span], checks: Mapping[str, Check]
 ) -> list[Callable[[], None]]:
     """Return the tasks, which may run in any order.
 
     If the first bytes of a file are read, its check runs after they are verified: the digest detects a fault in them.
     """
 
-    def look(file: str, first: Span | None = None) -> None:
+    def check_file(file: str, first: Span | None = None) -> None:
         if first is not None:
             reader.read(first)
-        copies.fetch(file, looks[file])
+        copies.fetch(file, checks[file])
 
     begins = {span.file: span for span in spans if not span.begin}
     return [
-        *(partial(look, file, begins.get(file)) for file in looks),
-        *(partial(reader.read, span) for span in spans if span.begin or span.file not in looks),
+        *(partial(check_file, file, begins.get(file)) for file in checks),
+        *(partial(reader.read, span) for span in spans if span.begin or span.file not in checks),
     ]
 
 
-def spare(copies: Copies, beside: Collection[int]) -> bool:
+def available_without(copies: Copies, excluded: Collection[int]) -> bool:
     """Return whether everything that was read is available without these copies.
 
     What only these copies supplied is read again from others.
@@ -99,8 +99,8 @@ def spare(copies: Copies, beside: Collection[int]) -> bool:
     reader = ChunkReader(copies)
     try:
         for span, copy in sorted(copies.given.items()):
-            if copy in beside:
-                reader.read(span, beside)
+            if copy in excluded:
+                reader.read(span, excluded)
     except CheckpointError:
         return False
     return True
@@ -202,23 +202,25 @@ class ChunkReader:
         self._ahead = ahead
         self._local = threading.local()
 
-    def read(self, span: Span, beside: Collection[int] = ()) -> None:
+    def read(self, span: Span, excluded: Collection[int] = ()) -> None:
         """Read and verify a span from the first copy that is valid."""
-        self._fetch(span, list(self._here(span)), beside)
+        self._fetch(span, list(self._extents_in(span)), excluded)
 
     def read_to(self, span: Span, target: memoryview) -> None:
         """Read all of a span into `target`, and verify it."""
         self._fetch(span, [Extent.over(span.begin, target)])
 
-    def _fetch(self, span: Span, here: Sequence[Extent], beside: Collection[int] = ()) -> None:
-        copy = self._copies.fetch(span.file, lambda source: self._read(source, span, here), beside, span=span)
+    def _fetch(self, span: Span, requested: Sequence[Extent], excluded: Collection[int] = ()) -> None:
+        copy = self._copies.fetch(span.file, lambda source: self._read(source, span, requested), excluded, span=span)
         self._copies.given[span] = copy
 
-    def _read(self, source: Source, span: Span, here: Sequence[Extent]) -> None:
+    def _read(self, source: Source, span: Span, requested: Sequence[Extent]) -> None:
         if span.begin == span.end:
             return
         buffer = self._buffer()
-        plan = segments(span.begin, span.end, here if self._straight(source) else (), getattr(source, "grain", 0))
+        plan = segments(
+            span.begin, span.end, requested if self._reads_direct(source) else (), getattr(source, "grain", 0)
+        )
         parts = [
             buffer[one.begin - span.begin : one.end - span.begin] if one.target is None else one.target
             for one in plan
@@ -229,16 +231,16 @@ class ChunkReader:
         check.end()
         for segment, part in zip(plan, parts, strict=True):
             if segment.target is None:
-                _spread(segment, part, here)
+                _spread(segment, part, requested)
 
-    def _here(self, span: Span) -> Iterator[Extent]:
+    def _extents_in(self, span: Span) -> Iterator[Extent]:
         extents = self._extents.get(span.file, ())
         for one in extents[bisect_right(self._ends.get(span.file, ()), span.begin) :]:
             if one.offset >= span.end:
                 return
             yield one
 
-    def _straight(self, source: Source) -> bool:
+    def _reads_direct(self, source: Source) -> bool:
         """Whether a read into the target is as fast as a read into a buffer."""
         return not getattr(source, "staged", False) or (self._ahead is not None and self._ahead.large)
 
@@ -257,7 +259,7 @@ class ChunkReader:
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = fresh(CHUNK_BYTES)
+            self._local.buffer = allocate(CHUNK_BYTES)
             fault_in(self._local.buffer)
         return self._local.buffer  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.reading")
 
-Look = Callable[[Source], None]
+Check = Callable[[Source], None]
 """Checks an open file, and raises a `CheckpointError` if it is not as expected."""
 
 
@@ -59,15 +59,21 @@ class Copies:
         self._open.clear()
 
     def fetch(
-        self, file: str, act: Look, beside: Collection[int] = (), *, span: Span | None = None, settled: bool = False
+        self,
+        file: str,
+        act: Check,
+        excluded: Collection[int] = (),
+        *,
+        span: Span | None = None,
+        settled: bool = False,
     ) -> int:
-        """Run `act` on the first copy of a file that succeeds, except those in `beside`. Return the number of the
+        """Run `act` on the first copy of a file that succeeds, except those in `excluded`. Return the number of the
         copy.
 
         A corrupt read is repeated once, unless it is `settled`, because bits may flip in transit.
         """
         failed: list[Fault] = []
-        for copy in (copy for copy in range(len(self.openers)) if copy not in beside):
+        for copy in (copy for copy in range(len(self.openers)) if copy not in excluded):
             source = self._source(copy, file)
             if not isinstance(source, Fault):
                 try:
@@ -134,7 +140,7 @@ def read_slices(opener: Callable[[str], Source], file: str) -> bytes:
     return bytes(raw)
 
 
-def _twice(source: Source, act: Look) -> None:
+def _twice(source: Source, act: Check) -> None:
     """Run `act`. If the data is corrupt, drop this host's cache of the file and run it again."""
     try:
         act(source)

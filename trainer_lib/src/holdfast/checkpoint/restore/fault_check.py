@@ -50,7 +50,7 @@ class Outcome(JsonFields):
         return replace(self, faults=tuple(fault for fault in self.faults if fault.part not in cleared))
 
 
-def asked(outcomes: Sequence[Outcome]) -> dict[Part, int]:
+def questions_of(outcomes: Sequence[Outcome]) -> dict[Part, int]:
     """Return the parts to check again, with the rank that checks each.
 
     It is a rank that did not find the part corrupt, on another host if there is one.

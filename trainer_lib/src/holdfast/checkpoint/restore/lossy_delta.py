@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # numpy is imported on use, because the launcher imports this module and does not need it.
 
 
-def told(manifest: Manifest) -> str:
+def inexactness(manifest: Manifest) -> str:
     """Describe how exact a checkpoint is; "" if all tensors are exact."""
     bounds = manifest.bounds
     if not bounds:
@@ -34,7 +34,7 @@ def told(manifest: Manifest) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PatchRead:
     """A patch of a tensor, and the buffers for its bytes."""
 
     record: TensorRecord
@@ -43,35 +43,35 @@ class Wanted:
     values: memoryview
 
 
-def wanted(manifest: Manifest, rows: Rows) -> list[tuple[str, Wanted]]:
+def patch_reads(manifest: Manifest, rows: Rows) -> list[tuple[str, PatchRead]]:
     """Return the patches of the requested rows, by tensor, and allocate their buffers.
 
     The caller has checked that the files are as long as the manifest states.
     """
     return [
-        (name, with_room(record, patch))
+        (name, with_buffers(record, patch))
         for name, record in manifest.tensors.items()
         for patch in record.patches
         if name not in rows or (patch.start[0] < rows[name][1] and rows[name][0] < patch.start[0] + patch.shape[0])
     ]
 
 
-def with_room(record: TensorRecord, patch: Patch) -> Wanted:
+def with_buffers(record: TensorRecord, patch: Patch) -> PatchRead:
     places, values = (memoryview(bytearray(patch.count * ITEM_BYTES[dtype])) for dtype in (PLACE, record.dtype))
-    return Wanted(record=record, patch=patch, places=places, values=values)
+    return PatchRead(record=record, patch=patch, places=places, values=values)
 
 
-def extents(wanted: Iterable[Wanted], others: Mapping[str, Sequence[Extent]]) -> dict[str, list[Extent]]:
+def extents(patch_reads: Iterable[PatchRead], others: Mapping[str, Sequence[Extent]]) -> dict[str, list[Extent]]:
     """Return the extents to read of each file, for these patches and for others."""
     found = {file: list(many) for file, many in others.items()}
-    for one in wanted:
-        for offset, room in ((one.patch.places, one.places), (one.patch.values, one.values)):
-            if room.nbytes:
-                found.setdefault(one.patch.file, []).append(Extent.over(offset, room))
+    for one in patch_reads:
+        for offset, buffer in ((one.patch.places, one.places), (one.patch.values, one.values)):
+            if buffer.nbytes:
+                found.setdefault(one.patch.file, []).append(Extent.over(offset, buffer))
     return {file: sorted(many, key=lambda e: e.offset) for file, many in found.items()}
 
 
-def apply(one: Wanted, target: memoryview, first: int) -> None:
+def apply(one: PatchRead, target: memoryview, first: int) -> None:
     """Apply a patch to a tensor.
 
     `target` has the elements from `first` on. Raise `CorruptCheckpointError` if it is not valid.
@@ -87,7 +87,7 @@ def apply(one: Wanted, target: memoryview, first: int) -> None:
     elements[at[low:high]] = np.frombuffer(one.values, elements.dtype)[low:high]
 
 
-def checked(one: Wanted) -> NDArray[Any]:
+def checked(one: PatchRead) -> NDArray[Any]:
     """Return the patch's places. Raise `CorruptCheckpointError` if they are not ascending, or not in its rows."""
     import numpy as np
 
@@ -100,7 +100,7 @@ def checked(one: Wanted) -> NDArray[Any]:
     return places
 
 
-def of_file(manifest: Manifest, file: str) -> Iterator[Wanted]:
+def of_file(manifest: Manifest, file: str) -> Iterator[PatchRead]:
     """Yield the patches in a file, and allocate the buffers of each one on demand."""
     for record in manifest.tensors.values():
-        yield from (with_room(record, patch) for patch in record.patches if patch.file == file)
+        yield from (with_buffers(record, patch) for patch in record.patches if patch.file == file)

@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import TensorRecord
-from holdfast.checkpoint.io.huge_pages import address_of, fresh
+from holdfast.checkpoint.io.huge_pages import address_of, allocate
 
 # Runs are split at this size, so that unused memory can be freed while a neighbouring part stays.
 _RUN_BYTES: Final = 64 << 20
@@ -64,18 +64,18 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
     """Allocate memory for all tensors, or for some rows of some."""
     tensors: dict[str, memoryview] = {}
     extents: dict[str, list[Extent]] = {}
-    lone: dict[str, list[_ChunkSlice]] = {}
+    single_chunks: dict[str, list[_ChunkSlice]] = {}
     for name, record in manifest.tensors.items():
-        parts = _wanted(name, record, (rows or {}).get(name))
+        parts = _requested(name, record, (rows or {}).get(name))
         if len(parts) == 1:
             ((file, part),) = parts
-            lone.setdefault(file, []).append(part)
+            single_chunks.setdefault(file, []).append(part)
             continue
         tensors[name] = _memory(sum(part.nbytes for _, part in parts), 0)
         for file, part in parts:
             target = tensors[name][part.place : part.place + part.nbytes]
             extents.setdefault(file, []).append(Extent.over(part.offset, target))
-    for file, found in lone.items():
+    for file, found in single_chunks.items():
         for run in _runs(sorted(found, key=lambda part: part.offset)):
             begin = run[0].offset
             memory = _memory(run[-1].offset + run[-1].nbytes - begin, begin)
@@ -91,13 +91,13 @@ def needed(manifest: Manifest, rows: Rows) -> set[str]:
     """Return the files that have requested data."""
     every = manifest.tensors.items()
     patched = {patch.file for record in manifest.tensors.values() for patch in record.patches}
-    return patched | {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
+    return patched | {file for name, record in every for file, _ in _requested(name, record, rows.get(name))}
 
 
-def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _ChunkSlice]]:
+def _requested(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _ChunkSlice]]:
     begin, end = rows or (0, record.shape[0] if record.shape else 1)
     if not record.in_rows:
-        return _one_after_the_other(name, record) if end > begin else []
+        return _in_sequence(name, record) if end > begin else []
     found = []
     for chunk in record.chunks:
         start, count = (chunk.start[0], chunk.shape[0]) if chunk.shape else (0, 1)
@@ -114,7 +114,7 @@ def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> li
     return found
 
 
-def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _ChunkSlice]]:
+def _in_sequence(name: str, record: TensorRecord) -> list[tuple[str, _ChunkSlice]]:
     """Boxes in the order in which they are stored. `state.adopt` places their elements."""
     ends = accumulate(chunk.nbytes for chunk in record.chunks)
     return [
@@ -127,8 +127,8 @@ def _runs(parts: Sequence[_ChunkSlice]) -> Iterator[list[_ChunkSlice]]:
     """Yield runs of parts that are neighbours in a file and belong to one managed object."""
     run = [parts[0]]
     for before, part in pairwise(parts):
-        apart = part.offset != before.offset + before.nbytes or _owner(part) != _owner(before)
-        if apart or part.offset - run[0].offset >= _RUN_BYTES:
+        separate = part.offset != before.offset + before.nbytes or _owner(part) != _owner(before)
+        if separate or part.offset - run[0].offset >= _RUN_BYTES:
             yield run
             run = []
         run.append(part)
@@ -143,4 +143,4 @@ def _memory(nbytes: int, offset: int) -> memoryview:
     """Return new memory whose address within a page matches the file offset, so that reads need no copy."""
     if nbytes < LEAST_MAPPED:
         return memoryview(bytearray(nbytes + offset % 16))[offset % 16 :]
-    return fresh(nbytes, offset=offset)
+    return allocate(nbytes, offset=offset)

@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.safetensors_header import check_json, check_source
 from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.restore import lossy_delta
-from holdfast.checkpoint.restore.chunk_reader import READERS, read_into, read_small, spare
+from holdfast.checkpoint.restore.chunk_reader import READERS, available_without, read_into, read_small
 from holdfast.checkpoint.restore.copies import Copies, Span, whole_file
 from holdfast.checkpoint.restore.copies import Fault as CopyFault
 from holdfast.checkpoint.restore.fault_check import Fault, Outcome, Part
@@ -33,7 +33,7 @@ Select = Callable[[Manifest], Rows]
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A checkpoint in memory, with every byte verified. `alone` is this rank's per-rank state, if it had any.
+    """A checkpoint in memory, with every byte verified. `per_rank` is this rank's per-rank state, if it had any.
 
     For the tensors that `Select` named, only the requested rows are present.
     """
@@ -41,7 +41,7 @@ class Loaded:
     name: CheckpointName
     manifest: Manifest
     tensors: Mapping[str, memoryview]
-    alone: Any
+    per_rank: Any
 
 
 class RankReader:
@@ -69,10 +69,10 @@ class RankReader:
             self.loaded = self._read({} if select is None else select(self._manifest))
         except CorruptCheckpointError as lost:
             self._damage = str(lost)
-        except CheckpointError as trouble:
-            self._error = str(trouble)
-        out_of_reach = {fault.copy: fault.reason for fault in self._copies.faults if not fault.lost}
-        for copy, reason in out_of_reach.items():
+        except CheckpointError as unavailable:
+            self._error = str(unavailable)
+        unreachable = {fault.copy: fault.reason for fault in self._copies.faults if not fault.lost}
+        for copy, reason in unreachable.items():
             _log.warning("%s was skipped: %s", self._stores[copy].url, reason)
 
     @property
@@ -82,7 +82,7 @@ class RankReader:
         for fault in self._copies.faults:
             store = self._stores[fault.copy]
             if fault.lost and (store.shared or not fault.absent):
-                first.setdefault((store.url, fault.file), _told(fault, store))
+                first.setdefault((store.url, fault.file), _to_fault(fault, store))
         return tuple(first.values())
 
     def outcome(self, host: str) -> Outcome:
@@ -104,42 +104,46 @@ class RankReader:
                 return False
         return True
 
-    def spare(self, urls: Collection[str]) -> bool:
+    def available_without(self, urls: Collection[str]) -> bool:
         """Return whether everything that this rank needs is available without these stores."""
-        return spare(self._copies, {place for place, store in enumerate(self._stores) if store.url in urls})
+        return available_without(
+            self._copies, {place for place, store in enumerate(self._stores) if store.url in urls}
+        )
 
     def _read(self, rows: Rows) -> Loaded:
         manifest, copies, exchange = self._manifest, self._copies, self._exchange
         own = rank_file(exchange.rank)
         small = [file for file in sorted(manifest.files) if not file.endswith(".safetensors")]
         # Each rank reads its own per-rank file. Together, the ranks verify all of them.
-        turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
-        beside = self._turns(rows)
-        looks = {
+        own_small = [
+            file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank
+        ]
+        verified = self._verified_spans(rows)
+        checks = {
             file: partial(check_source, file=file, manifest=manifest)
-            for file in sorted({*turns, *needed(manifest, rows), *(span.file for span in beside)})
+            for file in sorted({*own_small, *needed(manifest, rows), *(span.file for span in verified)})
         }
-        for file in looks:
+        for file in checks:
             copies.require(file)  # before memory is allocated for what they claim to hold
-        read = {file: read_small(copies, file) for file in turns}
+        read = {file: read_small(copies, file) for file in own_small}
         with uncollected():
-            layout, patches = lay_out(manifest, rows), lossy_delta.wanted(manifest, rows)
+            layout, patches = lay_out(manifest, rows), lossy_delta.patch_reads(manifest, rows)
         readers = max((getattr(store, "readers", 0) or READERS for store in self._stores), default=READERS)
         extents = lossy_delta.extents((one for _, one in patches), layout.extents)
-        read_into(copies, extents, also=beside, looks=looks, threads=readers, fresh=True)
+        read_into(copies, extents, also=verified, checks=checks, threads=readers, fresh=True)
         for name, patch in patches:
             self._apply(patch, layout.tensors[name], rows.get(name))
         if own in read:
             copies.fetch(own, lambda _: check_json(own, read[own]), settled=True)
-        alone = json.loads(read[own]) if own in read else None
-        return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
+        per_rank = json.loads(read[own]) if own in read else None
+        return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, per_rank=per_rank)
 
-    def _apply(self, patch: lossy_delta.Wanted, target: memoryview, rows: tuple[int, int] | None) -> None:
+    def _apply(self, patch: lossy_delta.PatchRead, target: memoryview, rows: tuple[int, int] | None) -> None:
         """Apply a patch. An invalid patch is a fault of each copy that has it."""
         first = 0 if rows is None else rows[0] * math.prod(patch.record.shape[1:])
         self._copies.fetch(patch.patch.file, lambda _: lossy_delta.apply(patch, target, first), settled=True)
 
-    def _turns(self, rows: Rows) -> list[Span]:
+    def _verified_spans(self, rows: Rows) -> list[Span]:
         """Return what is verified in addition to the requested data, so that the ranks together verify everything.
 
         A rank that requests everything verifies everything. If only rows are requested, the ranks divide the headers.
@@ -157,7 +161,7 @@ class RankReader:
         return min(offsets, default=self._manifest.files[file].nbytes)
 
 
-def _told(fault: CopyFault, store: CheckpointStore) -> Fault:
+def _to_fault(fault: CopyFault, store: CheckpointStore) -> Fault:
     begin, end = (0, 0) if fault.span is None else (fault.span.begin, fault.span.end)
     own = fault.settled or not store.shared
     return Fault(url=store.url, reason=fault.reason, file=fault.file, begin=begin, end=end, own=own)

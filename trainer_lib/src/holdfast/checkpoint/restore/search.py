@@ -19,10 +19,10 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange, each, gather
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank, each, gather
 from holdfast.checkpoint.restore import lossy_delta
-from holdfast.checkpoint.restore.candidates import Candidates, DeletedError, Where, as_stores
-from holdfast.checkpoint.restore.fault_check import Outcome, Part, asked, suspects
+from holdfast.checkpoint.restore.candidates import Candidates, DeletedError, Location, as_stores
+from holdfast.checkpoint.restore.fault_check import Outcome, Part, questions_of, suspects
 from holdfast.checkpoint.restore.rank_reader import Loaded, RankReader, Select
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, SuspectError
@@ -30,9 +30,9 @@ from holdfast.core.errors import CheckpointError, SuspectError
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
 # The number of lost checkpoints that an error names.
-_TOLD: Final = 5
+_NAMED: Final = 5
 # A job may delete checkpoints during the read. The search for the newest one runs at most this many times.
-_LOOKS: Final = 5
+_SEARCHES: Final = 5
 
 _Found = TypeVar("_Found")
 
@@ -72,7 +72,7 @@ def _accepts(_step: int, _lost: bool) -> bool:
 
 
 def newest(
-    where: Where,
+    location: Location,
     *,
     claims: Iterable[Claim],
     job_uid: str,
@@ -82,35 +82,37 @@ def newest(
     """Return the newest readable checkpoint (of `step`) with a valid manifest, for a single rank."""
     begin = partial(
         Candidates,
-        stores=as_stores(where),
-        exchange=Alone(),
+        stores=as_stores(location),
+        exchange=SingleRank(),
         claims=tuple(claims),
         job_uid=job_uid,
         resume=resume,
         step=step,
     )
-    return _looked(begin, lambda search: next(search.commits(), None))
+    return _repeated(begin, lambda search: next(search.commits(), None))
 
 
 def restore(
-    where: Where,
+    location: Location,
     exchange: Exchange,
     *,
     claims: Iterable[Claim] = (),
     job_uid: str = "",
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
+    before: int | None = None,
     select: Select | None = None,
     host: str | None = None,
     first: bool = False,
-    lone: bool = False,
+    without_job: bool = False,
     again: Callable[[int, bool], bool] = _accepts,
 ) -> Restored:
     """Read the newest valid checkpoint (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
+    - With `before`, only checkpoints of steps below it count.
     - `host` is the name of this rank's machine, for messages.
     - With `first`, a single checkpoint is the first that was made, and is moved aside if it is corrupt.
-    - With `lone`, the reader has no job, and moves nothing of a job.
+    - With `without_job`, the reader has no job, and moves nothing of a job.
     - `again` is called on every rank before a checkpoint is accepted or anything is moved. Its arguments are the step
       (0 if there is none) and whether newer checkpoints are lost. If it returns True, nothing was done, and the
       result reports it.
@@ -120,31 +122,32 @@ def restore(
     """
     begin = partial(
         Candidates,
-        stores=as_stores(where),
+        stores=as_stores(location),
         exchange=exchange,
         claims=tuple(claims),
         job_uid=job_uid,
         resume=resume,
         step=step,
-        lone=lone,
+        before=before,
+        without_job=without_job,
     )
     reader = socket.gethostname() if host is None else host
-    return _looked(begin, lambda search: _first_good(search, select, reader, first=first, again=again))
+    return _repeated(begin, lambda search: _first_good(search, select, reader, first=first, again=again))
 
 
-def _looked(begin: Callable[[], Candidates], look: Callable[[Candidates], _Found]) -> _Found:
+def _repeated(begin: Callable[[], Candidates], use: Callable[[Candidates], _Found]) -> _Found:
     """Run a search, and repeat it if a checkpoint was deleted meanwhile. The result is the same on every rank."""
-    gone: list[str] = []
-    for _ in range(_LOOKS):
+    deleted_names: list[str] = []
+    for _ in range(_SEARCHES):
         search = begin()
         try:
-            return look(search)
+            return use(search)
         except DeletedError as deleted:
-            gone.append(str(deleted))
+            deleted_names.append(str(deleted))
             if search.exchange.rank == 0:
                 _log.info("%s was deleted while it was read: searching for the newest checkpoint again", deleted)
     raise CheckpointError(
-        f"{', '.join(gone)} were deleted while they were read, one after the other. Nothing was changed. "
+        f"{', '.join(deleted_names)} were deleted while they were read, one after the other. Nothing was changed. "
         "Keep more checkpoints in the job that saves there (keep_last, checkpoint.retention.keepLast), or "
         "read a copy"
     )
@@ -158,20 +161,20 @@ def _first_good(
         with RankReader(name, manifest, search.holding(name), exchange) as own:
             own.read(select)
             outcomes = gather(exchange, own.outcome(host))
-            if not search.another:
+            if not search.has_other_edition:
                 _raise_first(outcomes)
             outcomes = _confirmed(name, outcomes, own, exchange)
             faulty = search.judge(name, outcomes)
             if any(one.damage or one.error for one in outcomes):
-                search.condemn(name, own.faults, faulty)
+                search.mark_corrupt(name, own.faults, faulty)
                 continue
-            if faulty and all(exchange.gather(own.spare(faulty))):
-                search.condemn(name, own.faults, faulty)
+            if faulty and all(exchange.gather(own.available_without(faulty))):
+                search.mark_corrupt(name, own.faults, faulty)
             if again(name.step, bool(search.lost)):
                 return Restored(loaded=None, again=True)
-            search.put_aside()
+            search.quarantine_corrupt()
             if exchange.rank == 0 and manifest.bounds:
-                _log.warning("%s is not exact: %s", name, lossy_delta.told(manifest))
+                _log.warning("%s is not exact: %s", name, lossy_delta.inexactness(manifest))
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
             return Restored(loaded=own.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost))
     if again(0, True):
@@ -179,19 +182,19 @@ def _first_good(
     stuck = search.stuck()
     if stuck and not (first and len(stuck) == 1):
         return Restored(loaded=None, lost=tuple(search.lost), stuck=stuck)
-    search.put_aside()
+    search.quarantine_corrupt()
     return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
 
 
-def none_whole(found: Restored, urls: Sequence[str]) -> str:
+def no_complete_checkpoint(found: Restored, urls: Sequence[str]) -> str:
     """Return a message that names the unreadable checkpoints and what to do."""
-    bad = "; ".join(f"{one.path} ({one.reason})" for one in found.stuck[:_TOLD])
-    more = f"; and {len(found.stuck) - _TOLD} more" if len(found.stuck) > _TOLD else ""
-    aside = " and ".join(f"'holdfast checkpoints verify {url} --quarantine'" for url in urls)
+    bad = "; ".join(f"{one.path} ({one.reason})" for one in found.stuck[:_NAMED])
+    more = f"; and {len(found.stuck) - _NAMED} more" if len(found.stuck) > _NAMED else ""
+    commands = " and ".join(f"'holdfast checkpoints verify {url} --quarantine'" for url in urls)
     return (
         f"no complete checkpoint in {' or '.join(urls)}: {bad}{more}. Nothing was moved or deleted, and "
         "training will not start over. Repair the storage, or move the corrupt checkpoints into "
-        f"quarantine/ with {aside}, and start again"
+        f"quarantine/ with {commands}, and start again"
     )
 
 
@@ -200,11 +203,11 @@ def _confirmed(name: CheckpointName, outcomes: list[Outcome], own: RankReader, e
 
     Raise `SuspectError` if a rank lacks such a part. If there are no faults, nothing is exchanged.
     """
-    questions = asked(outcomes)
+    questions = questions_of(outcomes)
     if not questions:
         return outcomes
-    mine = [part for part, witness in questions.items() if witness == exchange.rank]
-    answers = each(exchange, lambda: [list(part) for part in mine if own.can_read(part)])
+    own_questions = [part for part, witness in questions.items() if witness == exchange.rank]
+    answers = each(exchange, lambda: [list(part) for part in own_questions if own.can_read(part)])
     cleared: dict[Part, int] = {tuple(part): rank for rank, parts in enumerate(answers) for part in parts}
     found = suspects(outcomes, cleared)
     if found:

@@ -12,7 +12,7 @@ from holdfast.checkpoint.format.file_names import CheckpointName, slices_file
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.io.chunk_digester import check_chunk
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.io.slice_digests import decode
 from holdfast.checkpoint.restore.copies import read_slices
 from holdfast.checkpoint.stores.base import CheckpointStore, Incoming, Source
@@ -28,7 +28,7 @@ def transfer(
     manifest: Manifest,
     incoming: Incoming,
     *,
-    pace: Pace = UNHINDERED,
+    pace: Pace = UNLIMITED,
     shown: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Write the files of a checkpoint's own folder, and call `shown` with the bytes of each file that has arrived.

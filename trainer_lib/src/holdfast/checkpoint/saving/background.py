@@ -21,7 +21,6 @@ save, which needs its memory, and a restore, which may find this checkpoint.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from holdfast.checkpoint.io.direct_writer import step_back
 from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.checkpoint.saving.stager import Staged
 from holdfast.core.errors import PeerLostError
+from holdfast.core.exit_threads import start_thread
 
 _SLICE: Final = 0.02
 
@@ -39,7 +39,6 @@ _SLICE: Final = 0.02
 class _Outcome:
     result: SaveResult | None = None
     error: BaseException | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(kw_only=True)
@@ -74,16 +73,21 @@ class Saving:
 
     def __init__(self, work: Callable[[], SaveResult]) -> None:
         self._outcome = _Outcome()
-        threading.Thread(target=_run, args=(work, self._outcome), name="holdfast-saving", daemon=True).start()
+        self._thread = start_thread(_run, work, self._outcome, name="holdfast-saving")
 
     @property
     def ended(self) -> bool:
-        return self._outcome.ended.is_set()
+        return not self._thread.is_alive()
 
     def settle(self, check: Callable[[], None]) -> None:
-        """Wait until the save has ended, with any result. `check` may raise to stop waiting."""
-        while not self._outcome.ended.wait(_SLICE):
+        """Wait until the save has ended, with any result, and its thread has freed the tensors.
+
+        `check` may raise to stop waiting.
+        """
+        self._thread.join(_SLICE)
+        while not self.ended:
             check()
+            self._thread.join(_SLICE)
 
     @property
     def lost(self) -> str:
@@ -110,5 +114,3 @@ def _run(work: Callable[[], SaveResult], outcome: _Outcome) -> None:
         outcome.result = work()
     except BaseException as error:  # noqa: BLE001 - raised again in the thread that reads the result
         outcome.error = error
-    finally:
-        outcome.ended.set()

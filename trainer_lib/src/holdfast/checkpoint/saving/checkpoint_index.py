@@ -30,21 +30,21 @@ class Ages:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._known: dict[CheckpointName, tuple[Entry, History]] = {}
-        self._told: set[CheckpointName] = set()
+        self._reported: set[CheckpointName] = set()
 
-    def look(self) -> list[Entry]:
+    def entries(self) -> list[Entry]:
         """Return all checkpoints in the store, with the metrics of their steps.
 
         A later checkpoint may be the first that records the metrics of an earlier step.
         """
         found = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
         self._known = {name: known for name, known in found.items() if not known[0].unread}
-        told: History = {}
+        by_step: History = {}
         for _, history in sorted(found.values(), key=lambda known: known[0].name):
-            told |= history
-        return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in found.values()]
+            by_step |= history
+        return [replace(entry, metrics=by_step.get(entry.commit.step, {})) for entry, _ in found.values()]
 
-    def learn(self, snapshot: Snapshot) -> None:
+    def add_entry(self, snapshot: Snapshot) -> None:
         """Add a checkpoint that was just published, so that its manifest need not be read."""
         name = snapshot.name
         commit = Commit.named(name, snapshot.job_uid, snapshot.publication)
@@ -54,8 +54,8 @@ class Ages:
         try:
             manifest = manifest_of(self._store, name)
         except (CorruptCheckpointError, UnknownFormatError) as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 _log.warning("retention does not delete %s: %s", name, error)
             return Entry(commit=Commit.named(name)), {}
         commit = Commit.named(name, manifest.job_uid, manifest.publication)
@@ -63,7 +63,7 @@ class Ages:
             commit=commit,
             created=_moment(manifest.created),
             parent=manifest.parent,
-            stands_on=manifest.stands_on,
+            depends_on=manifest.depends_on,
         )
         return entry, metrics(manifest.state)
 

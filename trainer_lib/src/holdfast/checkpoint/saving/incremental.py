@@ -77,8 +77,8 @@ def rows_of(piece: Piece) -> tuple[int, int]:
     """Return the number of rows per block, and the number of rows of the piece."""
     rows = piece.shape[0] if piece.shape else 1
     row = piece.nbytes // max(1, rows)
-    wanted = max(BLOCK_BYTES, piece.nbytes // MOST_BLOCKS)
-    return max(1, wanted // max(1, row)), rows
+    block = max(BLOCK_BYTES, piece.nbytes // MOST_BLOCKS)
+    return max(1, block // max(1, row)), rows
 
 
 def blocks_of(piece: Piece) -> Iterator[tuple[int, int]]:
@@ -97,12 +97,12 @@ def subtract(
     plan: ShardPlan,
     image: memoryview,
     base: Base,
-    home: str,
-    room: Arena,
+    own_file: str,
+    arena: Arena,
     *,
     differ: lossy_delta.Differ = lossy_delta.exactly,
 ) -> RankShare:
-    """Return the share without the blocks that did not change. `home` is the file that it is written to.
+    """Return the share without the blocks that did not change. `own_file` is the file that it is written to.
 
     `differ` selects the pieces that are written as a patch instead of as blocks.
     """
@@ -114,10 +114,10 @@ def subtract(
     left = sum(end - begin for blocks in changed.values() for begin, end in blocks.values())
     left += sum(one.nbytes for one in differences.values())
     if left > (_WORTH_SPARSE if differences else _WORTH) * plan.nbytes:
-        return RankShare(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+        return RankShare(plan=plan, image=image, pieces=_in_place(parts, own_file, digests))
     stacks = [_stacked(piece, blocks) for piece, blocks in changed.items() if blocks]
     stacks += [stack for one in differences.values() for stack in one.stacks]
-    packed, target = _packed(stacks, home, room)
+    packed, target = _packed(stacks, own_file, arena)
     begins = {piece.spec.name: offset for piece, offset in zip(packed.pieces, packed.offsets, strict=True)}
     pieces = {piece: base.pieces[piece] for piece in differences}
     for piece, _, data in parts:
@@ -130,18 +130,18 @@ def subtract(
                 continue
             begin, end = changed[piece][index]
             target[at : at + end - begin] = data[begin:end]
-            places.append((home, at))
+            places.append((own_file, at))
             at += end - begin
         pieces[piece] = Blocks(digests=digests[piece], places=tuple(places))
-    file = home.partition("/")[2]
+    file = own_file.partition("/")[2]
     patches = {piece.spec.name: one.write(target, begins, file) for piece, one in differences.items()}
     return RankShare(plan=packed, image=target, pieces=pieces, patches=patches)
 
 
-def whole(plan: ShardPlan, image: memoryview, home: str) -> RankShare:
+def full_share(plan: ShardPlan, image: memoryview, own_file: str) -> RankShare:
     parts = list(_parts(plan, image))
     digests = {piece: digests_of(piece, data) for piece, _, data in parts}
-    return RankShare(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+    return RankShare(plan=plan, image=image, pieces=_in_place(parts, own_file, digests))
 
 
 def _parts(plan: ShardPlan, image: memoryview) -> Iterator[tuple[Piece, int, memoryview]]:
@@ -150,18 +150,20 @@ def _parts(plan: ShardPlan, image: memoryview) -> Iterator[tuple[Piece, int, mem
 
 
 def _in_place(
-    parts: Iterable[tuple[Piece, int, memoryview]], home: str, digests: Mapping[Piece, tuple[bytes, ...]]
+    parts: Iterable[tuple[Piece, int, memoryview]], own_file: str, digests: Mapping[Piece, tuple[bytes, ...]]
 ) -> dict[Piece, Blocks]:
     return {
-        piece: Blocks(digests=digests[piece], places=tuple((home, offset + begin) for begin, _ in blocks_of(piece)))
+        piece: Blocks(
+            digests=digests[piece], places=tuple((own_file, offset + begin) for begin, _ in blocks_of(piece))
+        )
         for piece, offset, _ in parts
     }
 
 
-def _packed(pieces: Iterable[Piece], home: str, room: Arena) -> tuple[ShardPlan, memoryview]:
+def _packed(pieces: Iterable[Piece], own_file: str, arena: Arena) -> tuple[ShardPlan, memoryview]:
     """Plan a file for these pieces, and write its header into a buffer."""
-    plan = lay_out(pieces).headed({"format": "pt", "delta": home})
-    image = room.image(plan.nbytes)
+    plan = lay_out(pieces).headed({"format": "pt", "delta": own_file})
+    image = arena.image(plan.nbytes)
     image[: len(plan.header)] = plan.header
     image[plan.nbytes :] = bytes(image.nbytes - plan.nbytes)
     return plan, image
@@ -222,7 +224,7 @@ class Chain:
     links: list[CheckpointName] = field(default_factory=list)
     _base: Base | None = None
     _pending: Base | None = None
-    _room: Arena = field(default_factory=Arena)
+    _arena: Arena = field(default_factory=Arena)
     _bases: lossy_delta.Bases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,21 +248,21 @@ class Chain:
         plan: ShardPlan,
         image: memoryview,
         *,
-        alone: bool,
+        full: bool,
         inexact: Collection[str] = (),
     ) -> RankShare:
-        """Return what this rank writes. With `alone`, the checkpoint is a full one.
+        """Return what this rank writes. With `full`, the checkpoint is a full one.
 
         For the tensors in `inexact`, a restored element only needs to be within the threshold of the current value.
         """
-        home = f"{name}/{tensors_file(rank)}"
-        if alone or self._base is None:
-            return whole(plan, image, home)
+        own_file = f"{name}/{tensors_file(rank)}"
+        if full or self._base is None:
+            return full_share(plan, image, own_file)
         try:
             differ = partial(self._bases.differences, inexact=inexact)
-            return subtract(plan, image, self._base, home, self._room, differ=differ)
+            return subtract(plan, image, self._base, own_file, self._arena, differ=differ)
         except (MemoryError, OSError):  # a complete share needs no memory in addition to the image
-            return whole(plan, image, home)
+            return full_share(plan, image, own_file)
 
     def record(self, name: CheckpointName, share: RankShare, written: Mapping[str, FileRecord]) -> RankWritten:
         """Return the manifest's data about this rank's share, and keep this rank's record of it."""
@@ -268,9 +270,9 @@ class Chain:
         files |= {f"{name}/{file}": record for file, record in written.items()}
         named = {file for blocks in share.pieces.values() for file, _ in blocks.places}
         self._pending = Base(pieces=share.pieces, files={file: files[file] for file in sorted(named)})
-        elsewhere = {file: files[file] for file in sorted(named) if not file.startswith(f"{name}/")}
+        earlier = {file: files[file] for file in sorted(named) if not file.startswith(f"{name}/")}
         return RankWritten(
-            files={**written, **elsewhere},
+            files={**written, **earlier},
             chunks={piece.spec.name: chunks_of(piece, blocks, str(name)) for piece, blocks in share.pieces.items()},
             patches=share.patches,
         )
@@ -281,14 +283,14 @@ class Chain:
         plan: ShardPlan,
         image: memoryview,
         *,
-        stands: bool,
+        incremental: bool,
         inexact: Collection[str] = (),
     ) -> None:
         """Record that the checkpoint was published.
 
-        With `stands`, it builds on the previous one. The image is that of `share`.
+        With `incremental`, it builds on the previous one. The image is that of `share`.
         """
-        self.links = [*self.links, name] if stands else [name]
+        self.links = [*self.links, name] if incremental else [name]
         before = {} if self._base is None else self._base.pieces
         self._base, self._pending = self._pending, None
         if self.threshold and self._base is not None:

@@ -13,7 +13,7 @@ from holdfast.core.json_fields import JsonFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble(JsonFields):
+class SaveFailure(JsonFields):
     """The error and cause of a failure. It is false if nothing failed."""
 
     error: str = ""
@@ -23,31 +23,31 @@ class Trouble(JsonFields):
         return bool(self.error)
 
     @classmethod
-    def of(cls, error: Exception, rank: int) -> Trouble:
+    def of(cls, error: Exception, rank: int) -> SaveFailure:
         return cls(error=f"rank {rank}: {error}", cause=cause_of(error))
 
     @classmethod
-    def no_memory(cls, error: str) -> Trouble:
+    def no_memory(cls, error: str) -> SaveFailure:
         return cls(error=error, cause=FailureCause.MEMORY)
 
     @classmethod
-    def among(cls, told: Iterable[Trouble]) -> Trouble:
+    def among(cls, failures: Iterable[SaveFailure]) -> SaveFailure:
         """Join all errors, with the cause of the first."""
-        every = [one for one in told if one]
+        every = [one for one in failures if one]
         return cls(error="; ".join(one.error for one in every), cause=every[0].cause) if every else NONE
 
 
-NONE: Final = Trouble()
+NONE: Final = SaveFailure()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun(JsonFields):
+class SaveStarted(JsonFields):
     """Rank 0's first message: the staging folder, or that the checkpoint `exists` already, or an error."""
 
     staging: str = ""
     parent: CheckpointName | None = None
     exists: bool = False
-    trouble: Trouble = NONE
+    trouble: SaveFailure = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class RankWritten(JsonFields):
     patches: Mapping[str, Patch] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
     """A digest of each object's state, which should be the same on all ranks."""
-    trouble: Trouble = NONE
+    trouble: SaveFailure = NONE
 
     @property
     def nbytes(self) -> int:
@@ -76,9 +76,9 @@ class RankWritten(JsonFields):
 class Finished(JsonFields):
     """Rank 0's last message: the checkpoint is published, or an error.
 
-    `stands`: the checkpoint builds on earlier ones. `exists`: a checkpoint of this name exists in spite of the error.
+    `stands`: it builds on earlier checkpoints. `exists`: a checkpoint of this name exists in spite of the error.
     """
 
     stands: bool = False
     exists: bool = False
-    trouble: Trouble = NONE
+    trouble: SaveFailure = NONE

@@ -18,7 +18,7 @@ Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]
 class Snapshot:
     """The state to save.
 
-    It is the same on every rank, except for `alone` and for the parts that `holding` or `shares` describe.
+    It is the same on every rank, except for `per_rank` and for the parts that `holding` or `shares` describe.
     """
 
     name: CheckpointName
@@ -26,7 +26,7 @@ class Snapshot:
     read: Callable[[Piece], Buffer]
     state: Any
     data: Any
-    alone: Any
+    per_rank: Any
     numerics: Mapping[str, Any]
     job_uid: str = ""
     publication: str = ""
@@ -76,5 +76,5 @@ class SaveResult:
     """Whether a checkpoint of this name existed already."""
     full: bool = False
     """Whether the tier has no capacity even for a first checkpoint."""
-    apart: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    differing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The objects that differ between ranks, with the ranks that differ from rank 0."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.checkpoint.format.shard_layout import Piece, ShardPlan
 from holdfast.checkpoint.io.fill_progress import Filling
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.saving.planner import Layouts, Planner
 from holdfast.checkpoint.saving.snapshot import Snapshot
@@ -32,7 +32,7 @@ class Staged:
     image: memoryview
     error: str = ""
     filling: Filling = field(default_factory=Filling)
-    pace: Pace = UNHINDERED
+    pace: Pace = UNLIMITED
 
     def copy(self) -> None:
         """Fill the image, while a writer may follow. Training is paused only during this call."""

@@ -21,12 +21,12 @@ from holdfast.checkpoint.format.shard_layout import ShardPlan, TensorSpec
 from holdfast.checkpoint.io.durable_files import make_folder, sync_folder
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Exchange, gather, share
-from holdfast.checkpoint.ranks.replica_check import apart, digests
+from holdfast.checkpoint.ranks.replica_check import differing, digests
 from holdfast.checkpoint.saving.finite_check import Inspection
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.lossy_delta import patched
 from holdfast.checkpoint.saving.planner import Planner, record_of
-from holdfast.checkpoint.saving.rank_results import Begun, Finished, RankWritten, Trouble
+from holdfast.checkpoint.saving.rank_results import Finished, RankWritten, SaveFailure, SaveStarted
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged, stage
 from holdfast.core.errors import CheckpointError, PeerLostError
@@ -52,53 +52,53 @@ def commit(
     With a `chain`, the checkpoint may build on earlier ones. Either all ranks have a chain or none.
     """
     snapshot = staged.snapshot
-    own_begun = _begin(root, snapshot.name, chain) if exchange.rank == 0 else None
+    own_started = _begin(root, snapshot.name, chain) if exchange.rank == 0 else None
     try:
-        begun = share(exchange, Begun, own_begun)
+        started = share(exchange, SaveStarted, own_started)
     except PeerLostError:
-        if own_begun is not None and own_begun.staging:
-            discard(root, own_begun.staging)
+        if own_started is not None and own_started.staging:
+            discard(root, own_started.staging)
         raise
-    if begun.exists:
+    if started.exists:
         return SaveResult(committed=True, message="this attempt has saved this step already", existed=True)
-    if begun.trouble:
-        return SaveResult(committed=False, message=begun.trouble.error, cause=begun.trouble.cause)
+    if started.trouble:
+        return SaveResult(committed=False, message=started.trouble.error, cause=started.trouble.cause)
     try:
-        links = None if chain is None else Links(chain=chain, parent=begun.parent)
-        own = write_share(root / begun.staging, staged, exchange.rank, check, links)
+        links = None if chain is None else Links(chain=chain, parent=started.parent)
+        own = write_share(root / started.staging, staged, exchange.rank, check, links)
         if exchange.size > 1 and not snapshot.shares:  # ranks that may have different objects were compared before
             own = replace(own, objects=digests(snapshot.state, snapshot.samples))
         written = gather(exchange, own)
     except PeerLostError:
         if exchange.rank == 0:
-            discard(root, begun.staging)
+            discard(root, started.staging)
         raise
-    own_finished = _finish(root, begun, staged, written) if exchange.rank == 0 else None
+    own_finished = _finish(root, started, staged, written) if exchange.rank == 0 else None
     finished = share(exchange, Finished, own_finished)
     if chain is not None and not finished.trouble:
-        chain.settled(snapshot.name, staged.plan, staged.image, stands=finished.stands, inexact=snapshot.inexact)
+        chain.settled(snapshot.name, staged.plan, staged.image, incremental=finished.stands, inexact=snapshot.inexact)
     return SaveResult(
         committed=not finished.trouble,
         message=finished.trouble.error,
         cause=finished.trouble.cause,
         existed=finished.exists,
         nbytes=own.nbytes,
-        apart=apart([part.objects for part in written]),
+        differing=differing([part.objects for part in written]),
     )
 
 
-def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> Begun:
+def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> SaveStarted:
     try:
         make_folder(root)
         if exists(root, name):
             sync_folder(root)  # the last try may have failed after the rename
-            return Begun(exists=True)
+            return SaveStarted(exists=True)
         if (root / str(name)).exists():
             catalog.quarantine(root, name, "MANIFEST.json is missing")
         parent = None if chain is None else chain.parent(lambda link: exists(root, link))
-        return Begun(staging=begin(root, name), parent=parent)
+        return SaveStarted(staging=begin(root, name), parent=parent)
     except OSError as error:
-        return Begun(trouble=Trouble.of(error, 0))
+        return SaveStarted(trouble=SaveFailure.of(error, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def write_share(
 ) -> RankWritten:
     """Write this rank's files. `check` may raise to cancel."""
     if staged.error:
-        return RankWritten(trouble=Trouble.no_memory(staged.error))
+        return RankWritten(trouble=SaveFailure.no_memory(staged.error))
     own, snapshot = staged.plan, staged.snapshot
     try:
         if links is not None:
@@ -124,7 +124,7 @@ def write_share(
             rank,
             own,
             staged.image,
-            snapshot.alone,
+            snapshot.per_rank,
             filling=staged.filling,
             check=check,
             pace=staged.pace,
@@ -132,32 +132,32 @@ def write_share(
         )
     except MemoryError:
         lacks = f"rank {rank}: no memory for the changes since {links and links.parent}"
-        return RankWritten(trouble=Trouble.no_memory(lacks))
+        return RankWritten(trouble=SaveFailure.no_memory(lacks))
     except (OSError, CheckpointError) as error:
-        return RankWritten(trouble=Trouble.of(error, rank))
+        return RankWritten(trouble=SaveFailure.of(error, rank))
     return RankWritten(files=files, layout=_layout(own))
 
 
 def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links) -> RankWritten:
     staged.filling.wait(staged.plan.nbytes, check)
-    snapshot, alone = staged.snapshot, links.parent is None
+    snapshot, full = staged.snapshot, links.parent is None
     Inspection(staged.plan, snapshot.weights).update(staged.image[: staged.plan.nbytes])
-    part = links.chain.share(snapshot.name, rank, staged.plan, staged.image, alone=alone, inexact=snapshot.inexact)
-    written = write_shard(folder, rank, part.plan, part.image, snapshot.alone, check=check, pace=staged.pace)
+    part = links.chain.share(snapshot.name, rank, staged.plan, staged.image, full=full, inexact=snapshot.inexact)
+    written = write_shard(folder, rank, part.plan, part.image, snapshot.per_rank, check=check, pace=staged.pace)
     return links.chain.record(snapshot.name, part, written)
 
 
-def _finish(root: Path, begun: Begun, staged: Staged, written: Sequence[RankWritten]) -> Finished:
-    trouble = Trouble.among(part.trouble for part in written)
+def _finish(root: Path, started: SaveStarted, staged: Staged, written: Sequence[RankWritten]) -> Finished:
+    failure = SaveFailure.among(part.trouble for part in written)
     try:
-        if not trouble:
-            manifest = manifest_by(staged, written, begun.parent)
-            publish(root, begun.staging, manifest)
-            return Finished(stands=bool(manifest.stands_on))
+        if not failure:
+            manifest = manifest_by(staged, written, started.parent)
+            publish(root, started.staging, manifest)
+            return Finished(stands=bool(manifest.depends_on))
     except (OSError, CheckpointError) as error:
-        trouble = Trouble.of(error, 0)
-    discard(root, begun.staging)
-    return Finished(exists=exists(root, staged.snapshot.name), trouble=trouble)
+        failure = SaveFailure.of(error, 0)
+    discard(root, started.staging)
+    return Finished(exists=exists(root, staged.snapshot.name), trouble=failure)
 
 
 def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: CheckpointName | None = None) -> Manifest:
@@ -211,7 +211,7 @@ def manifest_with(
         numerics=snapshot.numerics,
         parent=None if parent is None else str(parent),
     )
-    if not manifest.stands_on:
+    if not manifest.depends_on:
         manifest = replace(manifest, parent=None)  # everything changed, so this is a full checkpoint
     check_coverage(manifest)
     return manifest

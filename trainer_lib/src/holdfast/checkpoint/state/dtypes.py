@@ -40,7 +40,7 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="cpu")
 
 
-def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
+def on_meta(record: TensorRecord | TensorSpec) -> torch.Tensor:
     """Return a tensor of this dtype and shape on the meta device, to check whether it fits before
     anything is read.
     """

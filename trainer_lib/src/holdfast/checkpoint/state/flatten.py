@@ -32,7 +32,7 @@ from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.module_names import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.state.optimizer_state import labelled, rehearse
 from holdfast.checkpoint.state.savable import (
-    MEND,
+    ADVICE,
     check_name,
     check_tensor,
     checked_integer,
@@ -140,34 +140,34 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
     encoder = _Encoder()
     named = parameter_names(objects)
     tree = {}
-    for name, thing in objects.items():
-        encoder.sorted_to = _sorted_to(thing)
-        tree[check_name(name)] = encoder.encode(_state_of(thing, named), (name,))
+    for name, obj in objects.items():
+        encoder.sorted_to = _sorted_to(obj)
+        tree[check_name(name)] = encoder.encode(_state_of(obj, named), (name,))
     return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded, parts=encoder.parts)
 
 
 def check_stateful(objects: Mapping[str, Any]) -> None:
     """Raise `StateError` for a value that is not an object with a state, such as a state dict itself."""
-    for name, thing in objects.items():
-        if not isinstance(thing, Stateful):
+    for name, obj in objects.items():
+        if not isinstance(obj, Stateful):
             raise StateError(
-                f"{name!r} is of type {type(thing).__name__}, which has no state_dict() and "
+                f"{name!r} is of type {type(obj).__name__}, which has no state_dict() and "
                 f"load_state_dict(): pass the object itself, for example {name}=model and not "
                 f"{name}=model.state_dict()"
             )
 
 
-def _sorted_to(thing: Stateful) -> int:
+def _sorted_to(obj: Stateful) -> int:
     """Return down to which depth mappings may be sorted: the names of a module, and everything of an optimizer."""
-    return (isinstance(thing, torch.optim.Optimizer) and _DEEPEST) or (isinstance(thing, torch.nn.Module) and 1) or 0
+    return (isinstance(obj, torch.optim.Optimizer) and _DEEPEST) or (isinstance(obj, torch.nn.Module) and 1) or 0
 
 
-def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
+def _state_of(obj: Stateful, named: Mapping[int, str]) -> Any:
     """Return the state to save for an object. A module's names omit its wrappers."""
-    if isinstance(thing, torch.nn.Module):
-        return saved_state(thing)
-    state = thing.state_dict()
-    return labelled(thing, state, named) if isinstance(thing, torch.optim.Optimizer) else state
+    if isinstance(obj, torch.nn.Module):
+        return saved_state(obj)
+    state = obj.state_dict()
+    return labelled(obj, state, named) if isinstance(obj, torch.optim.Optimizer) else state
 
 
 def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
@@ -176,10 +176,10 @@ def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
     They exclude buffers, and everything of an optimizer, whose numbers have other magnitudes and other uses.
     """
     found: set[Any] = set()
-    for name, thing in objects.items():
-        if isinstance(thing, torch.nn.Module):
-            own = [path for path, one in thing.named_parameters(remove_duplicate=False) if one.requires_grad]
-            found |= {_named(flat.tree[name].get(path)) for path in saved_names(thing, own).values()}
+    for name, obj in objects.items():
+        if isinstance(obj, torch.nn.Module):
+            own = [path for path, one in obj.named_parameters(remove_duplicate=False) if one.requires_grad]
+            found |= {_named(flat.tree[name].get(path)) for path in saved_names(obj, own).values()}
     return frozenset(flat.tensors.keys() & found)
 
 
@@ -190,8 +190,8 @@ def sampled(objects: Mapping[str, Stateful], flat: Flat) -> dict[str, str]:
     """
     return {
         name: flat.sample(tensors_in(flat.tree[name]))
-        for name, thing in objects.items()
-        if not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+        for name, obj in objects.items()
+        if not isinstance(obj, (torch.nn.Module, torch.optim.Optimizer))
     }
 
 
@@ -211,9 +211,9 @@ def check_savable(objects: Mapping[str, Stateful]) -> None:
             f"a checkpoint cannot hold this: MANIFEST.json would have more than {LARGEST} bytes. "
             f"{too_much(parts(flat.tree))} in its state_dict()"
         )
-    for name, thing in objects.items():
-        if isinstance(thing, torch.optim.Optimizer):
-            flatten_values({name: rehearse(thing)})
+    for name, obj in objects.items():
+        if isinstance(obj, torch.optim.Optimizer):
+            flatten_values({name: rehearse(obj)})
 
 
 def flatten_values(values: Mapping[str, Any], *, ordered: bool = False) -> Flat:
@@ -235,7 +235,7 @@ class _Encoder:
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
             raise StateError(
-                f"{'.'.join(path[:5])}… is more than {_DEEPEST} levels deep: does it contain itself? {MEND}"
+                f"{'.'.join(path[:5])}… is more than {_DEEPEST} levels deep: does it contain itself? {ADVICE}"
             )
         if isinstance(value, torch.Tensor):
             return self._reference(value, path)

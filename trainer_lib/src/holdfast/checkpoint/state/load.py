@@ -30,7 +30,7 @@ SHOWN: Final = 10
 
 Tensors = Callable[[str], torch.Tensor]
 _EXTRA: Final = "_extra_state"
-_MEND: Final = "create the objects as they were when the checkpoint was saved, or use an empty checkpoint folder"
+_ADVICE: Final = "create the objects as they were when the checkpoint was saved, or use an empty checkpoint folder"
 
 
 def load_into(
@@ -39,27 +39,27 @@ def load_into(
     tensor: Tensors,
     rows: Rows = all_of_it,
     *,
-    blank: Tensors,
+    on_meta: Tensors,
     partly: bool = False,
 ) -> list[str]:
     """Load each object's state. If anything does not fit, raise `StateError` and change nothing.
 
     Return the settings of the script that the checkpoint replaces.
 
-    `tensor` returns a tensor by its name; `blank` returns the same without data. With `partly`, the tree may have
+    `tensor` returns a tensor by its name; `on_meta` returns the same without data. With `partly`, the tree may have
     more than these objects.
     """
     _check_objects(objects, tree, partly=partly)
-    _check_fit(objects, tree, tensor, blank)
-    other = [line for name, thing in objects.items() for line in _replaced(name, thing, tree[name], blank)]
-    modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+    _check_fit(objects, tree, tensor, on_meta)
+    other = [line for name, obj in objects.items() for line in _replaced(name, obj, tree[name], on_meta)]
+    modules = [obj for obj in objects.values() if isinstance(obj, torch.nn.Module)]
     undo = [materialise(module) for module in modules]
     name = ""
     try:
-        for name in sorted(objects, key=lambda name: _turn(objects[name])):
-            thing = objects[name]
-            undo.append(_remember(thing))
-            _load(thing, _state(tree[name], tensor, rows), rows)
+        for name in sorted(objects, key=lambda name: _load_order(objects[name])):
+            obj = objects[name]
+            undo.append(_remember(obj))
+            _load(obj, _state(tree[name], tensor, rows), rows)
     except Exception as error:  # any error of the script's own code when a state does not fit
         for back in reversed(undo):
             back()
@@ -69,17 +69,17 @@ def load_into(
     return other
 
 
-def _replaced(name: str, thing: Any, tree: Any, blank: Tensors) -> list[str]:
-    if not isinstance(thing, replaced_settings.KINDS):
+def _replaced(name: str, obj: Any, tree: Any, on_meta: Tensors) -> list[str]:
+    if not isinstance(obj, replaced_settings.KINDS):
         return []
     try:
-        return list(replaced_settings.replaced(name, thing, unflatten(tree, blank, _blank_rows)))
+        return list(replaced_settings.replaced(name, obj, unflatten(tree, on_meta, _rows_on_meta)))
     except Exception as error:  # noqa: BLE001  (the load rejects a state that does not fit)
         _log.debug("the settings of %s cannot be compared: %s", name, error)
         return []
 
 
-def tell(other: Sequence[str]) -> None:
+def log_replaced_settings(other: Sequence[str]) -> None:
     """Log which settings of the script the checkpoint replaces."""
     if other:
         _log.warning(
@@ -91,29 +91,29 @@ def tell(other: Sequence[str]) -> None:
 
 def _state(tree: Any, tensor: Tensors, rows: Rows) -> Any:
     with uncollected():
-        return unflatten(tree, once(tensor), rows)
+        return unflatten(tree, cached(tensor), rows)
 
 
-def _turn(thing: Any) -> int:
+def _load_order(obj: Any) -> int:
     """Return the load order: the script's own objects first, because only they can check a state,
     and then the rest.
     """
-    return (isinstance(thing, torch.optim.Optimizer) and 1) or (isinstance(thing, torch.nn.Module) and 2) or 0
+    return (isinstance(obj, torch.optim.Optimizer) and 1) or (isinstance(obj, torch.nn.Module) and 2) or 0
 
 
-def _load(thing: Any, state: Any, rows: Rows) -> None:
-    if isinstance(thing, torch.nn.Module):
-        names, live = own_names(thing, state), thing.state_dict()
+def _load(obj: Any, state: Any, rows: Rows) -> None:
+    if isinstance(obj, torch.nn.Module):
+        names, live = own_names(obj, state), obj.state_dict()
         own = {names[name]: value for name, value in state.items()}
-        own |= {name: own[given] for name, given in _tied(thing, own).items() if name in live}
-        thing.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
-    elif isinstance(thing, torch.optim.Optimizer):
-        optimizer_state.load(thing, state, lambda value, parameter: placed(value, parameter, rows))
+        own |= {name: own[given] for name, given in _tied(obj, own).items() if name in live}
+        obj.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
+    elif isinstance(obj, torch.optim.Optimizer):
+        optimizer_state.load(obj, state, lambda value, parameter: placed(value, parameter, rows))
     else:
-        thing.load_state_dict(state)
+        obj.load_state_dict(state)
 
 
-def once(tensor: Tensors) -> Tensors:
+def cached(tensor: Tensors) -> Tensors:
     """Return a function that loads each name only once, so that tied tensors stay one tensor."""
     known: dict[str, torch.Tensor] = {}
 
@@ -125,35 +125,35 @@ def once(tensor: Tensors) -> Tensors:
     return give
 
 
-def _is_torchs(thing: Any) -> bool:
-    return isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+def _is_torchs(obj: Any) -> bool:
+    return isinstance(obj, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def _misfit(name: str, error: Exception) -> StateError:
-    return StateError(f"the saved state of {name!r} does not fit the object that was passed ({error!r}): {_MEND}")
+    return StateError(f"the saved state of {name!r} does not fit the object that was passed ({error!r}): {_ADVICE}")
 
 
-def _remember(thing: Stateful) -> Callable[[], None]:
+def _remember(obj: Stateful) -> Callable[[], None]:
     """Return a function that restores the object's current state.
 
     A module needs none: once its state fits, its load does not fail.
     """
-    if isinstance(thing, torch.nn.Module):
+    if isinstance(obj, torch.nn.Module):
         return lambda: None
-    if isinstance(thing, torch.optim.Optimizer):
-        own = dict(vars(thing))  # a load replaces the state, and does not modify it
-        return lambda: vars(thing).update(own)
+    if isinstance(obj, torch.optim.Optimizer):
+        own = dict(vars(obj))  # a load replaces the state, and does not modify it
+        return lambda: vars(obj).update(own)
     try:
-        before = copy.deepcopy(thing.state_dict())
+        before = copy.deepcopy(obj.state_dict())
     except Exception as error:  # noqa: BLE001  (the script's own code; an object without a state needs no restore)
-        _log.debug("%s has no state before it is loaded: %s", type(thing).__name__, error)
+        _log.debug("%s has no state before it is loaded: %s", type(obj).__name__, error)
         return lambda: None
 
     def back() -> None:
         try:
-            thing.load_state_dict(before)
+            obj.load_state_dict(before)
         except Exception as error:  # noqa: BLE001  (as above; the other objects must still be restored)
-            _log.warning("the earlier state of %s could not be restored: %s", type(thing).__name__, error)
+            _log.warning("the earlier state of %s could not be restored: %s", type(obj).__name__, error)
 
     return back
 
@@ -180,33 +180,33 @@ def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, 
         )
 
 
-def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Tensors, blank: Tensors) -> None:
+def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Tensors, on_meta: Tensors) -> None:
     named = parameter_names(objects)
-    told = []
-    for name, thing in objects.items():
-        if _is_torchs(thing):
-            told += [f"{name}: {line}" for line in _misfits(name, thing, tree[name], blank, named)]
-        if isinstance(thing, torch.nn.Module):
-            apart = _some("one tensor here, but several in the checkpoint", list(_apart(thing, tree[name], tensor)))
-            told += [f"{name}: {line}" for line in apart]
-    if told:
-        lines = "\n  ".join(told)
-        raise StateError(f"the checkpoint does not fit, and nothing was loaded from it:\n  {lines}\n{_MEND}")
+    problems = []
+    for name, obj in objects.items():
+        if _is_torchs(obj):
+            problems += [f"{name}: {line}" for line in _misfits(name, obj, tree[name], on_meta, named)]
+        if isinstance(obj, torch.nn.Module):
+            untied = _listed("one tensor here, but several in the checkpoint", list(_untied(obj, tree[name], tensor)))
+            problems += [f"{name}: {line}" for line in untied]
+    if problems:
+        lines = "\n  ".join(problems)
+        raise StateError(f"the checkpoint does not fit, and nothing was loaded from it:\n  {lines}\n{_ADVICE}")
 
 
-def _misfits(name: str, thing: Any, tree: Any, blank: Tensors, named: Mapping[int, str]) -> list[str]:
+def _misfits(name: str, obj: Any, tree: Any, on_meta: Tensors, named: Mapping[int, str]) -> list[str]:
     try:
-        saved = unflatten(tree, blank, _blank_rows)
-        if isinstance(thing, torch.nn.Module):
-            return list(_module_misfits(thing, saved))
-        return list(_optimizer_misfits(thing, saved, named))
+        saved = unflatten(tree, on_meta, _rows_on_meta)
+        if isinstance(obj, torch.nn.Module):
+            return list(_module_misfits(obj, saved))
+        return list(_optimizer_misfits(obj, saved, named))
     except (HoldfastError, MemoryError):
         raise
     except Exception as error:
         raise _misfit(name, error) from error
 
 
-def _blank_rows(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _rows_on_meta(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=tensor.dtype, device="meta")
 
 
@@ -216,18 +216,18 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
     here = {own[name]: name for name in saved}  # messages use the names in the checkpoint
     if not _renames(module):
         known = here.keys() | _tied(module, here)
-        yield from _some("missing in the checkpoint", [name for name in live if name not in known])
-        yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
+        yield from _listed("missing in the checkpoint", [name for name in live if name not in known])
+        yield from _listed("unexpected in the checkpoint", [here[name] for name in here if name not in live])
         if not live.keys() <= known:
             yield from _prefixed(module, saved, live)
-    yield from _some("on the meta device, but not in the checkpoint", sorted(_unfilled(module, here)))
+    yield from _listed("on the meta device, but not in the checkpoint", sorted(_unfilled(module, here)))
     pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
     pairs = [(name, one, other) for name, one, other in pairs if not name.endswith(_EXTRA)]
     both = [(name, one, other) for name, one, other in pairs if _tensors(one, other) == 2]
-    yield from _some("a tensor on one side only", [name for name, one, other in pairs if _tensors(one, other) == 1])
-    for what, told in (("size mismatch", _shape), ("dtype mismatch", _dtype)):
-        differ = [(name, told(one), told(other)) for name, one, other in both if told(one) != told(other)]
-        yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
+    yield from _listed("a tensor on one side only", [name for name, one, other in pairs if _tensors(one, other) == 1])
+    for what, read in (("size mismatch", _shape), ("dtype mismatch", _dtype)):
+        differ = [(name, read(one), read(other)) for name, one, other in both if read(one) != read(other)]
+        yield from _listed(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
 
 
 def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str, Any]) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(names[name], one) for name, one in every]
 
 
-def _apart(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]:
+def _untied(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]:
     """Yield the names of tied tensors whose data differ in the checkpoint: all but one would be lost."""
     saved = mapping(tree) or {}
     own = own_names(module, saved)
@@ -315,20 +315,20 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
     names = saved.get(optimizer_state.NAMES)
     if names is not None:
         moved = list(_moved(_flat(names), _flat(optimizer_state.names_in(optimizer, named))))
-        yield from _some("other parameters in the checkpoint, or a different order", moved)
+        yield from _listed("other parameters in the checkpoint, or a different order", moved)
     kind, other = optimizer_state.kind(optimizer), saved.get(optimizer_state.KIND)
     if kind is not None and other is not None and kind != other:
         yield f"kind {other} in the checkpoint, and kind {kind} here"
         return
     unset = optimizer_state.unset(optimizer, saved["param_groups"])
-    yield from _some(f"not a state of {type(optimizer).__name__}, because its groups lack settings", unset)
+    yield from _listed(f"not a state of {type(optimizer).__name__}, because its groups lack settings", unset)
     places = [id(one) for group in optimizer.param_groups for one in group["params"]]
     differ = [
         f"{key} of {named.get(id(one), f'parameter {places.index(id(one))}')} {_shape(value)} in the checkpoint, "
         f"of a parameter {_shape(one)} here"
         for one, key, value in optimizer_state.misshaped(optimizer, saved)
     ]
-    yield from _some("size mismatch", differ)
+    yield from _listed("size mismatch", differ)
 
 
 def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[str]:
@@ -339,8 +339,8 @@ def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[
     """
     both = {*there} & {*here} - {None}
     for one, other in zip(there, here, strict=True):
-        told = (one is not None and other is not None) or one in both or other in both
-        if one != other and told:
+        certain = (one is not None and other is not None) or one in both or other in both
+        if one != other and certain:
             yield f"{one or 'one of no module'} in the checkpoint, and {other or 'one of no module'} here"
 
 
@@ -360,7 +360,7 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _some(what: str, names: Sequence[str]) -> Iterator[str]:
+def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         yield f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}"

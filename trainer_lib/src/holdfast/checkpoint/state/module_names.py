@@ -79,19 +79,19 @@ def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     """
     shown: dict[str, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
-        word = _word(part)
-        if word is None:
+        part_name = _part_name(part)
+        if part_name is None:
             continue
         inside = f"{path}." if path else ""
-        yield f"{inside}{word}.", inside
+        yield f"{inside}{part_name}.", inside
         outside = _bare(inside, shown, len(inside))
-        if word == _RECOMPUTED:
-            shown[f"{inside}{word}."] = inside
+        if part_name == _RECOMPUTED:
+            shown[f"{inside}{part_name}."] = inside
         elif outside != inside:
-            yield f"{outside}{word}.", outside
+            yield f"{outside}{part_name}.", outside
 
 
-def _word(part: torch.nn.Module) -> str | None:
+def _part_name(part: torch.nn.Module) -> str | None:
     """Return the prefix that a wrapper adds to the names in it.
 
     Modules that are slow to import are not imported: if they are not loaded, they wrap nothing.

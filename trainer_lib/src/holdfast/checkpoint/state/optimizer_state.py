@@ -128,7 +128,7 @@ def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tu
 def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[str]:
     """Return the settings that a saved group lacks, except those that the optimizer adds for older releases."""
     wanted = getattr(optimizer, "defaults", {}).keys()
-    if not _takes_as_it_is(optimizer) or all(wanted <= group.keys() for group in groups):
+    if not _keeps_state(optimizer) or all(wanted <= group.keys() for group in groups):
         return []
     try:
         copied = _understudy(optimizer, {id(optimizer.state): defaultdict(dict)})
@@ -144,7 +144,7 @@ def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, s
 
     Each one comes with its parameter and its key.
     """
-    if not _takes_as_it_is(optimizer):
+    if not _keeps_state(optimizer):
         return []
     doubtful = [
         (parameter, key, value)
@@ -156,7 +156,7 @@ def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, s
     return [(parameter, key, value) for parameter, key, value in doubtful if (id(parameter), key) in own]
 
 
-def _takes_as_it_is(optimizer: torch.optim.Optimizer) -> bool:
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer loads a state without any hook or override that changes it."""
     hooked = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
     return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not hooked

@@ -25,12 +25,12 @@ _DERIVED: Final = frozenset({"total_size", "step_ratio"})
 _MOMENTA: Final = ("betas", "momentum")
 
 
-def replaced(name: str, thing: Any, saved: Any) -> Iterator[str]:
+def replaced(name: str, obj: Any, saved: Any) -> Iterator[str]:
     """Describe the settings of an object that differ in a saved state."""
-    if isinstance(thing, torch.optim.Optimizer):
-        yield from _of_groups(name, thing, saved)
+    if isinstance(obj, torch.optim.Optimizer):
+        yield from _of_groups(name, obj, saved)
     else:
-        yield from _of_arguments(name, thing, saved)
+        yield from _of_arguments(name, obj, saved)
 
 
 def _of_groups(name: str, optimizer: torch.optim.Optimizer, saved: Any) -> Iterator[str]:
@@ -47,19 +47,19 @@ def _moved(group: Mapping[str, Any]) -> set[str]:
     return {"params", *(["lr"] if "initial_lr" in group else []), *(_MOMENTA if "max_momentum" in group else [])}
 
 
-def _of_arguments(name: str, thing: Any, saved: Any) -> Iterator[str]:
+def _of_arguments(name: str, obj: Any, saved: Any) -> Iterator[str]:
     """Compare only the constructor arguments of the class, because other values may be the position
     in the schedule.
     """
-    own = thing.state_dict()
+    own = obj.state_dict()
     if not isinstance(saved, Mapping) or not isinstance(own, Mapping):
         return
-    arguments = {one for kind in type(thing).__mro__ for one in inspect.signature(kind).parameters} - _COUNTED
+    arguments = {one for kind in type(obj).__mro__ for one in inspect.signature(kind).parameters} - _COUNTED
     kept = {key for one in arguments for key in (one, f"_{one}", f"{one}s")} - {_PARTS} | _DERIVED
     yield from _differ(name, own, saved, own.keys() & saved.keys() & kept)
     parts = saved.get(_PARTS)
     if isinstance(parts, (list, tuple)):
-        for place, (part, there) in enumerate(zip(getattr(thing, _PARTS), parts, strict=False)):
+        for place, (part, there) in enumerate(zip(getattr(obj, _PARTS), parts, strict=False)):
             yield from replaced(f"{name}[{place}]", part, there)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from holdfast.core.errors import StateError
 
@@ -25,12 +26,11 @@ class States:
     @classmethod
     def current(cls) -> States:
         """Return the states of Python, numpy, torch and every CUDA device, without initialising CUDA."""
-        devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return cls(
             python=random.getstate(),
             numpy=np.random.get_state(legacy=True),
             cpu=torch.get_rng_state(),
-            cuda=tuple(generator.get_state() for generator in devices),
+            cuda=tuple(generator.get_state() for generator in _cuda_generators()),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def capture() -> dict[str, Any]:
     return States.current().to_json()
 
 
-def of(alone: Any) -> Any:
+def of(per_rank: Any) -> Any:
     """Return the captured states in a rank's per-rank state."""
-    return alone.get("rng") if isinstance(alone, dict) else None
+    return per_rank.get("rng") if isinstance(per_rank, dict) else None
 
 
 def read(captured: Any) -> States:
@@ -90,11 +90,35 @@ def read(captured: Any) -> States:
     return states
 
 
-def seed(value: int) -> None:
-    """Seed all generators of a rank that did not exist when the checkpoint was made."""
-    random.seed(value)
-    np.random.seed(value & 0xFFFFFFFF)
-    torch.manual_seed(value)
+def digests() -> tuple[int, int, int, int]:
+    """Return a number for each state: of Python, numpy, torch and the current CUDA device."""
+    states = States.current()
+    cpu = _digest(states.cpu)
+    cuda = _digest(states.cuda[torch.cuda.current_device()]) if states.cuda else cpu
+    return _digest(states.python), _digest(states.numpy), cpu, cuda
+
+
+def seed(*, python: int, numpy: int, cpu: int, cuda: int) -> None:
+    """Seed all generators. `torch.manual_seed` takes 89 µs, the method of its CPU generator 2 µs."""
+    random.seed(python)
+    np.random.seed(numpy & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(cpu)
+    for generator in _cuda_generators():
+        generator.manual_seed(cuda)
+
+
+def _cuda_generators() -> tuple[torch.Generator, ...]:
+    """Return the generators of all CUDA devices, without initialising CUDA."""
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+
+
+def _digest(state: Any) -> int:
+    """Return 53 bits, which every JSON reader reads exactly."""
+    if isinstance(state, torch.Tensor):
+        data = state.numpy().tobytes()
+    else:
+        data = repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in state]).encode()
+    return xxhash.xxh3_64_intdigest(data) >> 11
 
 
 def _pack(data: bytes) -> str:

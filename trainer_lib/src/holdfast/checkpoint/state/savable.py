@@ -15,7 +15,7 @@ from holdfast.core.errors import StateError
 # Python parses integers in JSON of at most 4,300 digits.
 _INTEGER_BITS: Final = 8192
 
-MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
+ADVICE: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
 
 def check_name(name: str) -> str:
@@ -30,7 +30,7 @@ def check_name(name: str) -> str:
 def refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
     """Return the error for a value that has no form without pickle."""
     return StateError(
-        f"{what}{'.'.join(path)} is of type {type(value).__name__}, which cannot be saved without pickle: {MEND}"
+        f"{what}{'.'.join(path)} is of type {type(value).__name__}, which cannot be saved without pickle: {ADVICE}"
     )
 
 
@@ -83,7 +83,7 @@ def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
         )
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise StateError(
-            f"{'.'.join(path)} is not a dense tensor in memory, and only dense tensors can be saved: {MEND}"
+            f"{'.'.join(path)} is not a dense tensor in memory, and only dense tensors can be saved: {ADVICE}"
         )
     if tensor.dtype not in DTYPES:
         raise StateError(

@@ -140,7 +140,7 @@ def needed_by(store: CheckpointStore, name: CheckpointName) -> CheckpointName | 
     """
     for other in store.commits():
         try:
-            if other != name and str(name) in store.manifest(other).stands_on:
+            if other != name and str(name) in store.manifest(other).depends_on:
                 return other
         except CheckpointError:
             continue  # it is already unreadable

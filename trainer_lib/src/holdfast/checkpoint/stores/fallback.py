@@ -46,11 +46,11 @@ class FallbackStore:
 
     def commits(self) -> tuple[CheckpointName, ...]:
         """Return the checkpoints; nothing if the store is unavailable and the first one has checkpoints."""
-        return self._asked(lambda store: store.commits())
+        return self._found(lambda store: store.commits())
 
     def claims(self) -> tuple[Claim, ...]:
         """Return every claim; none if the store is unavailable and the first one has checkpoints."""
-        return self._asked(lambda store: store.claims())
+        return self._found(lambda store: store.claims())
 
     def manifest(self, name: CheckpointName) -> Manifest:
         return self._inner.manifest(name)
@@ -61,7 +61,7 @@ class FallbackStore:
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
         return self._inner.quarantine(name, reason)
 
-    def insist(self) -> bool:
+    def require(self) -> bool:
         """Try the store again if it was skipped, and return whether it was.
 
         Raise `UnavailableError` if it is still unavailable.
@@ -72,9 +72,9 @@ class FallbackStore:
         self._left_out = False
         return True
 
-    def _asked(self, ask: Callable[[CheckpointStore], tuple[Found, ...]]) -> tuple[Found, ...]:
+    def _found(self, read: Callable[[CheckpointStore], tuple[Found, ...]]) -> tuple[Found, ...]:
         try:
-            return ask(self._inner)
+            return read(self._inner)
         except UnavailableError as error:
             if not self._first.commits():
                 raise

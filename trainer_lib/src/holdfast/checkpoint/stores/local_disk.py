@@ -53,13 +53,13 @@ class LocalStore(NodeStore):
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return the manifest from any rank that has a valid one."""
-        trouble = CorruptCheckpointError(f"{MANIFEST} is missing")
+        damage = CorruptCheckpointError(f"{MANIFEST} is missing")
         for folder in self._having(name):
             try:
                 return catalog.read_manifest(folder, name)
             except CorruptCheckpointError as error:
-                trouble = error
-        raise trouble
+                damage = error
+        raise damage
 
     def open(self, name: CheckpointName, file: str) -> FolderSource:
         """Open one of its files, if a rank of this node wrote it."""

@@ -34,7 +34,7 @@ from holdfast.checkpoint.io.slice_digests import LEAST_BYTES
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange, gather, share
-from holdfast.checkpoint.saving.rank_results import NONE, RankWritten, Trouble
+from holdfast.checkpoint.saving.rank_results import NONE, RankWritten, SaveFailure
 from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.checkpoint.saving.stager import Staged
 from holdfast.checkpoint.saving.writer import manifest_by, write_share
@@ -51,7 +51,7 @@ from holdfast.core.settings import format_size
 _log = logging.getLogger("holdfast.checkpoint.local")
 
 # What a part needs in addition to tensors and per-rank state: digests of slices, and blocks of small files.
-_BESIDE: Final = 1 << 20
+_EXTRA_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +89,33 @@ class Decision(JsonFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made(JsonFields):
+class ManifestResult(JsonFields):
     """The manifest that rank 0 created, or the reason why there is none. `full`: some node's disk is full."""
 
     manifest: str = ""
     full: bool = False
-    trouble: Trouble = NONE
+    trouble: SaveFailure = NONE
 
 
-def decide(told: Sequence[LocalDiskReport], terms: FencingContext) -> Decision:
+def decide(reports: Sequence[LocalDiskReport], context: FencingContext) -> Decision:
     """Keep the newest checkpoint that counts and has every file on some node.
 
     Reject a save that does not fit with it.
     """
-    keep = _newest(told, terms)
-    troubles = [one for one in told if one.error]
-    if troubles:
-        text = "; ".join(f"rank {one.rank}: {one.error}" for one in troubles)
-        return Decision(keep=keep, error=text, cause=troubles[0].cause)
-    pods = [[one for one in told if one.pod == pod] for pod in sorted({one.pod for one in told})]
+    keep = _newest(reports, context)
+    failures = [one for one in reports if one.error]
+    if failures:
+        text = "; ".join(f"rank {one.rank}: {one.error}" for one in failures)
+        return Decision(keep=keep, error=text, cause=failures[0].cause)
+    pods = [[one for one in reports if one.pod == pod] for pod in sorted({one.pod for one in reports})]
     lacks = [lack for pod in pods if (lack := _lacks(pod, keep))]
     cause = FailureCause.FULL if lacks else ""
     return Decision(keep=keep, error="; ".join(lacks), cause=cause, full=bool(lacks) and keep is None)
 
 
-def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> CheckpointName | None:
+def _newest(reports: Sequence[LocalDiskReport], context: FencingContext) -> CheckpointName | None:
     held: dict[CheckpointName, list[HeldFiles]] = {}
-    for one in told:
+    for one in reports:
         for name, here in one.held.items():
             held.setdefault(name, []).append(here)
     commits = [
@@ -123,7 +123,7 @@ def _newest(told: Sequence[LocalDiskReport], terms: FencingContext) -> Checkpoin
         for name, ones in held.items()
         if ones[0].files <= frozenset[str]().union(*(one.here for one in ones))
     ]
-    found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
+    found = fencing.order(commits, context.claims, job_uid=context.job_uid, resume=context.resume)
     return next((one.name for one in found), None)
 
 
@@ -171,8 +171,8 @@ class LocalTier:
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
         """Return this node's disk, and then those of the other nodes."""
-        there = (PeerStore(peer, context.jobs, tier=LOCAL_TIER) for peer in self._peers)
-        return [LocalStore(self._settings.folder, context.jobs), *there]
+        others = (PeerStore(peer, context.jobs, tier=LOCAL_TIER) for peer in self._peers)
+        return [LocalStore(self._settings.folder, context.jobs), *others]
 
     def reported_as(self, url: str) -> str:
         """Return the tier's name for the disk of any node."""
@@ -206,49 +206,51 @@ class LocalTier:
             self._prune(decision.keep, name)
             own = part.write(staged, exchange.rank, check)
             written = gather(exchange, own)
-            made = share(exchange, Made, _made(staged, written) if exchange.rank == 0 else None)
-            trouble = made.trouble
-            if not trouble:
-                trouble = Trouble.among(gather(exchange, part.publish(made.manifest, exchange.rank)))
+            sealed = share(
+                exchange, ManifestResult, _manifest_result(staged, written) if exchange.rank == 0 else None
+            )
+            failure = sealed.trouble
+            if not failure:
+                failure = SaveFailure.among(gather(exchange, part.publish(sealed.manifest, exchange.rank)))
         except BaseException:
             part.discard()
             raise
-        if trouble:
+        if failure:
             part.discard()
-            full = made.full and decision.keep is None
-            return SaveResult(committed=False, message=trouble.error, cause=trouble.cause, full=full)
+            full = sealed.full and decision.keep is None
+            return SaveResult(committed=False, message=failure.error, cause=failure.cause, full=full)
         self._prune(name, name)
         return SaveResult(committed=True, nbytes=own.nbytes)
 
     # Internal
 
     def _agree(self, staged: Staged, exchange: Exchange, context: FencingContext) -> Decision:
-        told = gather(exchange, self._tell(staged, exchange.rank, context))
-        return share(exchange, Decision, decide(told, context) if exchange.rank == 0 else None)
+        reports = gather(exchange, self._report(staged, exchange.rank, context))
+        return share(exchange, Decision, decide(reports, context) if exchange.rank == 0 else None)
 
-    def _tell(self, staged: Staged, rank: int, terms: FencingContext) -> LocalDiskReport:
-        need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)
+    def _report(self, staged: Staged, rank: int, context: FencingContext) -> LocalDiskReport:
+        need = staged.plan.nbytes + len(encode_json(staged.snapshot.per_rank)) + _extra_bytes(staged)
         error, cause = staged.error, FailureCause.MEMORY if staged.error else ""
         held: dict[CheckpointName, HeldFiles] = {}
         try:
-            held = self._held(terms)
-        except OSError as trouble:
-            error, cause = (error, cause) if error else (str(trouble), cause_of(trouble))
+            held = self._held(context)
+        except OSError as failure:
+            error, cause = (error, cause) if error else (str(failure), cause_of(failure))
         me, limit = self._settings.me, self._settings.limit
         return LocalDiskReport(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
 
-    def _held(self, terms: FencingContext) -> dict[CheckpointName, HeldFiles]:
+    def _held(self, context: FencingContext) -> dict[CheckpointName, HeldFiles]:
         """Return all checkpoints of this node. Each manifest is read once."""
         found: dict[CheckpointName, HeldFiles] = {}
         known, self._known = self._known, {}
-        for path in _commits(own_folders(self._settings.folder, terms.jobs)):
+        for path in _commits(own_folders(self._settings.folder, context.jobs)):
             name = parse_commit(path.name)
-            here = known.get(path) or _look(path)
+            here = known.get(path) or _read_held(path)
             if here is None or name is None or name.staging:
                 continue
             self._known[path] = here
             other = found.get(name)
-            found[name] = here if other is None else _both(here, other)
+            found[name] = here if other is None else _merged(here, other)
         return found
 
     def _prune(self, keep: CheckpointName | None, making: CheckpointName) -> None:
@@ -279,13 +281,13 @@ class _StagedRank:
             self._staging = begin(self._root, self._name)
             return write_share(self._root / self._staging, staged, rank, check)
         except OSError as error:
-            return RankWritten(trouble=Trouble.of(error, rank))
+            return RankWritten(trouble=SaveFailure.of(error, rank))
 
-    def publish(self, manifest: str, rank: int) -> Trouble:
+    def publish(self, manifest: str, rank: int) -> SaveFailure:
         try:
             publish(self._root, self._staging, decode(manifest.encode()))
         except (OSError, CheckpointError) as error:
-            return Trouble.of(error, rank)
+            return SaveFailure.of(error, rank)
         return NONE
 
     def discard(self) -> None:
@@ -294,28 +296,28 @@ class _StagedRank:
             discard(self._root, self._staging)
 
 
-def _made(staged: Staged, written: Sequence[RankWritten]) -> Made:
+def _manifest_result(staged: Staged, written: Sequence[RankWritten]) -> ManifestResult:
     """Return the manifest of all ranks' files, or the reason why there is none."""
-    trouble = Trouble.among(part.trouble for part in written)
+    failure = SaveFailure.among(part.trouble for part in written)
     if any(part.trouble.cause == FailureCause.FULL for part in written):
-        mend = ": free space on the node's disk, or leave checkpoint.local (--local-tier) out"
-        return Made(trouble=replace(trouble, error=trouble.error + mend), full=True)
+        advice = ": free space on the node's disk, or leave checkpoint.local (--local-tier) out"
+        return ManifestResult(trouble=replace(failure, error=failure.error + advice), full=True)
     try:
-        if not trouble:
+        if not failure:
             raw = encode(manifest_by(staged, written))
             if len(raw) > LARGEST:
                 raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the limit of {LARGEST}")
-            return Made(manifest=raw.decode())
+            return ManifestResult(manifest=raw.decode())
     except CheckpointError as error:
-        trouble = Trouble.of(error, 0)
-    return Made(trouble=trouble)
+        failure = SaveFailure.of(error, 0)
+    return ManifestResult(trouble=failure)
 
 
-def _beside(staged: Staged) -> int:
+def _extra_bytes(staged: Staged) -> int:
     """Return the bytes in addition to the tensors: the manifest of all ranks, and the digests of slices."""
     specs = staged.snapshot.specs
     slices = staged.plan.nbytes // 512 if staged.plan.nbytes >= LEAST_BYTES else 0
-    return _BESIDE + slices + sum(512 + len(spec.name) for spec in specs)
+    return _EXTRA_BYTES + slices + sum(512 + len(spec.name) for spec in specs)
 
 
 def _commits(folders: Iterable[Path]) -> list[Path]:
@@ -326,7 +328,7 @@ def _commits(folders: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _look(path: Path) -> HeldFiles | None:
+def _read_held(path: Path) -> HeldFiles | None:
     """Return the content of a checkpoint's folder, if its manifest is valid."""
     name = parse_commit(path.name)
     if name is None or name.staging:
@@ -348,7 +350,7 @@ def _look(path: Path) -> HeldFiles | None:
     )
 
 
-def _both(one: HeldFiles, other: HeldFiles) -> HeldFiles:
+def _merged(one: HeldFiles, other: HeldFiles) -> HeldFiles:
     return HeldFiles(
         job_uid=one.job_uid,
         publication=one.publication,

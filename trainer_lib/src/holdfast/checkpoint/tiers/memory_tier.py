@@ -27,11 +27,11 @@ from holdfast.checkpoint.format.manifest import Manifest, stamp
 from holdfast.checkpoint.format.mapping_order import without_order
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
 from holdfast.checkpoint.format.shard_layout import TensorSpec
-from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
 from holdfast.checkpoint.ranks.exchange import Exchange, gather
-from holdfast.checkpoint.saving.rank_results import RankWritten, Trouble
+from holdfast.checkpoint.saving.rank_results import RankWritten, SaveFailure
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged
 from holdfast.checkpoint.saving.writer import manifest_with, records_of
@@ -45,7 +45,7 @@ from holdfast.checkpoint.tiers.rank_files import RankFiles
 from holdfast.checkpoint.tiers.settings import TierSettings
 from holdfast.checkpoint.tiers.tier import TierWorld
 from holdfast.core.attempt import Claim
-from holdfast.core.errors import CheckpointError, NoRoomError
+from holdfast.core.errors import CheckpointError, NoCapacityError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import MEMORY_TIER, PEER_TIER
 
@@ -53,17 +53,17 @@ _log = logging.getLogger("holdfast.checkpoint.memory")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryTrouble(Trouble):
+class MemorySaveFailure(SaveFailure):
     """Why a rank's part was not saved. `there`: its own memory has the part, and the copy on another node failed."""
 
     full: bool = False
     there: bool = False
 
     @classmethod
-    def at(cls, error: Exception | None, rank: int, *, there: bool) -> MemoryTrouble:
+    def at(cls, error: Exception | None, rank: int, *, there: bool) -> MemorySaveFailure:
         if error is None:
             return cls()
-        return cls(**vars(Trouble.of(error, rank)), full=isinstance(error, NoRoomError), there=there)
+        return cls(**vars(SaveFailure.of(error, rank)), full=isinstance(error, NoCapacityError), there=there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class MemoryReport(JsonFields):
     """One rank's report about its part. `made`: an earlier checkpoint of this process is complete."""
 
     made: bool
-    trouble: MemoryTrouble
+    trouble: MemorySaveFailure
     failures: Any
     order: str
     created: str = ""
@@ -93,20 +93,20 @@ class MemoryTier:
         self._target: Neighbour | None = None
         self._newest: CheckpointName | None = None
         self._copied: CheckpointName | None = None
-        self._looked = False
+        self._searched = False
         self._made = False
         self._chunks: dict[int, Mapping[str, tuple[Chunk, ...]]] = {}
-        self._told: Mapping[str, tuple[Chunk, ...]] | None = None
+        self._reported: Mapping[str, tuple[Chunk, ...]] | None = None
         self._located: tuple[Sequence[TensorSpec], Records] | None = None
 
     def enter(self, world: TierWorld) -> None:
         self._settings = settings = world.settings
         for peer in self._peers.values():
             peer.close()
-        at_once, others = settings.in_flight or STREAMS, sorted(world.neighbours - {settings.me})
-        self._peers = {one: Peer(one, settings.key, world.check, at_once) for one in others}
+        streams, others = settings.in_flight or STREAMS, sorted(world.neighbours - {settings.me})
+        self._peers = {one: Peer(one, settings.key, world.check, streams) for one in others}
         self._target = None if settings.peer_interval is None else successor(world.neighbours, settings.me)
-        self._looked, self._chunks, self._told, self._located = False, {}, None, None
+        self._searched, self._chunks, self._reported, self._located = False, {}, None, None
         self._newest = self._copied = None
         self._own(f"own-{world.local_rank}")
         if settings.peer_interval is not None and self._target is None and world.exchange.rank == 0:
@@ -119,8 +119,8 @@ class MemoryTier:
 
     def stores(self, context: FencingContext) -> list[CheckpointStore]:
         """Return this node's memory, and then that of the other nodes."""
-        there = (PeerStore(peer, context.jobs) for peer in self._peers.values())
-        return [MemoryStore(self._settings.folder, context.jobs), *there]
+        others = (PeerStore(peer, context.jobs) for peer in self._peers.values())
+        return [MemoryStore(self._settings.folder, context.jobs), *others]
 
     def reported_as(self, url: str) -> str:
         """Return the name of the memory tier for this node, and of the peer tier for other nodes."""
@@ -132,7 +132,7 @@ class MemoryTier:
         return step % self._settings.interval == 0
 
     def pace(self) -> Pace:
-        return UNHINDERED
+        return UNLIMITED
 
     def restored(self, name: CheckpointName) -> None:
         """Record that training continues from this checkpoint, which is overwritten last."""
@@ -151,11 +151,11 @@ class MemoryTier:
 
         The result is `full` if there is no capacity even for the first checkpoint.
         """
-        self._look(exchange, context)
+        self._find_newest(exchange, context)
         snapshot, part = staged.snapshot, RankFiles(staged, exchange)
         every = self._settings.peer_interval
         copied = self._target is not None and (asked or (every is not None and snapshot.name.step % every == 0))
-        trouble: Exception | None = None
+        failure: Exception | None = None
         record = writer = None
         seconds = 0.0
         try:
@@ -163,17 +163,17 @@ class MemoryTier:
             if copied:
                 seconds = self._copy(part, writer, record)
         except (CheckpointError, OSError) as error:
-            trouble = error
-        reports = gather(exchange, self._report(part, record, trouble, exchange.rank))
+            failure = error
+        reports = gather(exchange, self._report(part, record, failure, exchange.rank))
         for rank, one in enumerate(reports):
             if one.chunks is not None:
                 self._chunks[rank], self._located = one.chunks, None
         if any(one.trouble for one in reports) or writer is None:
             return _not_committed([one.trouble for one in reports], made=any(one.made for one in reports))
         manifest = self._manifest(snapshot, reports)
-        troubles = gather(exchange, self._seal(part, writer, manifest, copied, exchange.rank))
-        if any(troubles):
-            return _not_committed(troubles, made=True)
+        failures = gather(exchange, self._seal(part, writer, manifest, copied, exchange.rank))
+        if any(failures):
+            return _not_committed(failures, made=True)
         self._newest, self._made = snapshot.name, True
         self._copied = snapshot.name if copied else self._copied
         return SaveResult(committed=True, nbytes=0 if record is None else record.nbytes, copying=seconds)
@@ -200,31 +200,31 @@ class MemoryTier:
     def _keep(self) -> tuple[CheckpointName, ...]:
         return tuple(name for name in (self._newest, self._copied) if name is not None)
 
-    def _look(self, exchange: Exchange, terms: FencingContext) -> None:
+    def _find_newest(self, exchange: Exchange, context: FencingContext) -> None:
         """Once per attempt, find the newest checkpoints here that count, so that all ranks keep the same ones."""
-        if self._looked:
+        if self._searched:
             return
         for peer in self._peers.values():
             peer.close()  # the restore is over, and open connections keep memory even if it is unlinked
-        claims = exchange.share([claim.to_json() for claim in terms.claims])
-        terms = replace(terms, claims=tuple(map(Claim.from_json, claims)))
-        told = exchange.gather(self._have(terms))
+        claims = exchange.share([claim.to_json() for claim in context.claims])
+        context = replace(context, claims=tuple(map(Claim.from_json, claims)))
+        held = exchange.gather(self._held(context))
         commits = [
             fencing.Commit.named(name, job, publication)
-            for one in told
+            for one in held
             for text, job, publication, _ in one
             if (name := parse_commit(text)) is not None
         ]
-        found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
+        found = fencing.order(commits, context.claims, job_uid=context.job_uid, resume=context.resume)
         names = [one.name for one in found]
         self._newest = self._newest or next(iter(names), None)
         if self._target is not None:  # otherwise no newer copied checkpoint would replace it
-            copied = {text for one in told for text, _, _, there in one if there}
+            copied = {text for one in held for text, _, _, there in one if there}
             self._copied = next((name for name in names if str(name) in copied), None)
-        self._looked = True
+        self._searched = True
 
-    def _have(self, terms: FencingContext) -> list[tuple[str, str, str, bool]]:
-        store, found = MemoryStore(self._settings.folder, terms.jobs), []
+    def _held(self, context: FencingContext) -> list[tuple[str, str, str, bool]]:
+        store, found = MemoryStore(self._settings.folder, context.jobs), []
         copied = frozenset[CheckpointName]() if self._slots is None else self._slots.copied()
         for name in store.commits():
             try:
@@ -242,23 +242,23 @@ class MemoryTier:
         writer.stage()
         return writer, RankWritten(files=files, chunks=part.chunks)
 
-    def _begin(self, slots: SlotSet, snapshot: Snapshot, room: int) -> SlotWriter:
+    def _begin(self, slots: SlotSet, snapshot: Snapshot, space: int) -> SlotWriter:
         """Begin a slot. If there is no capacity, request the launcher to free copies of lost neighbours, which it has
         open.
         """
         name, keep, job, me = snapshot.name, self._keep, snapshot.job_uid, self._settings.me
         try:
-            return slots.begin(name, room, keep=keep, job=job)
-        except NoRoomError:
+            return slots.begin(name, space, keep=keep, job=job)
+        except NoCapacityError:
             launcher = Peer(me, self._settings.key)
             try:
-                promised = peers.make_room(launcher, name, keep)
+                reserved = peers.free_space(launcher, name, keep)
             except CheckpointError as error:
                 _log.debug("the launcher frees no memory: %s", error)
-                promised = 0
+                reserved = 0
             finally:
                 launcher.close()
-            return slots.begin(name, room, keep=keep, job=job, promised=promised)
+            return slots.begin(name, space, keep=keep, job=job, reserved=reserved)
 
     def _copy(self, part: RankFiles, writer: SlotWriter, record: RankWritten) -> float:
         began, copy = time.monotonic(), self._outgoing(part, record.files)
@@ -283,19 +283,19 @@ class MemoryTier:
         return self._peers[self._target]
 
     def _report(
-        self, part: RankFiles, record: RankWritten | None, trouble: Exception | None, rank: int
+        self, part: RankFiles, record: RankWritten | None, failure: Exception | None, rank: int
     ) -> MemoryReport:
         """Return this rank's report. It includes the places of tensors only when they have changed."""
         state = part.snapshot.state
         report = MemoryReport(
             made=self._made,
-            trouble=MemoryTrouble.at(trouble, rank, there=record is not None),
+            trouble=MemorySaveFailure.at(failure, rank, there=record is not None),
             failures=state.get("failures") if isinstance(state, dict) else None,
             order=part.order,
         )
         if record is None:
             return report
-        same, self._told = record.chunks == self._told, record.chunks
+        same, self._reported = record.chunks == self._reported, record.chunks
         return replace(report, created=stamp(), files=record.files, chunks=None if same else record.chunks)
 
     def _manifest(self, snapshot: Snapshot, reports: Sequence[MemoryReport]) -> Manifest:
@@ -315,7 +315,7 @@ class MemoryTier:
 
     def _seal(
         self, part: RankFiles, writer: SlotWriter, manifest: Manifest, copied: bool, rank: int
-    ) -> MemoryTrouble:
+    ) -> MemorySaveFailure:
         there = False
         try:
             writer.seal(manifest, copied=copied)
@@ -323,20 +323,20 @@ class MemoryTier:
             if copied:
                 peers.seal(self._neighbour(), self._outgoing(part, {}), manifest)
         except (CheckpointError, OSError) as error:
-            return MemoryTrouble.at(error, rank, there=there)
-        return MemoryTrouble()
+            return MemorySaveFailure.at(error, rank, there=there)
+        return MemorySaveFailure()
 
 
-def _not_committed(told: Sequence[MemoryTrouble], *, made: bool) -> SaveResult:
+def _not_committed(failures: Sequence[MemorySaveFailure], *, made: bool) -> SaveResult:
     """Return the failed result.
 
     With `made`, an earlier checkpoint is complete, so a lack of capacity is not fatal.
     """
-    trouble, first = Trouble.among(told), next((one for one in told if one), MemoryTrouble())
+    failure, first = SaveFailure.among(failures), next((one for one in failures if one), MemorySaveFailure())
     return SaveResult(
         committed=False,
-        message=trouble.error,
-        cause=trouble.cause,
+        message=failure.error,
+        cause=failure.cause,
         copy_failed=first.there,
-        full=not made and any(one.full for one in told),
+        full=not made and any(one.full for one in failures),
     )

@@ -18,7 +18,7 @@ from holdfast.checkpoint.ranks.exchange import Exchange
 from holdfast.checkpoint.saving.finite_check import Inspection
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.stager import Staged
-from holdfast.checkpoint.stores.memory.peer_client import room_for
+from holdfast.checkpoint.stores.memory.peer_client import space_for
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 
 _MANIFEST_BASE: Final = 64 << 10
@@ -33,11 +33,11 @@ class RankFiles:
         self.snapshot = snapshot = staged.snapshot
         self._rank = exchange.rank
         self._plan = staged.plan
-        self._alone = encode_json(snapshot.alone)
+        self._per_rank = encode_json(snapshot.per_rank)
         state = encode_json(snapshot.state)
         self.order = _order(snapshot.state, state)
-        self.room = room_for(
-            [self._plan.nbytes, len(self._alone)], _manifest_bound(snapshot, exchange.size, len(state))
+        self.room = space_for(
+            [self._plan.nbytes, len(self._per_rank)], _manifest_bound(snapshot, exchange.size, len(state))
         )
 
     @property
@@ -55,7 +55,7 @@ class RankFiles:
         image = writer.buffer(tensors, self._plan.nbytes)
         return {
             tensors: self._copied(image),
-            own: writer.write(own, [self._alone], len(self._alone)),
+            own: writer.write(own, [self._per_rank], len(self._per_rank)),
         }
 
     def _copied(self, image: memoryview) -> FileRecord:
@@ -98,9 +98,9 @@ def _batches(
         yield batch, reached
 
 
-def _order(state: Any, said: bytes) -> str:
+def _order(state: Any, encoded: bytes) -> str:
     """Return a digest of the order of the mappings; "" if all are sorted."""
-    if not isinstance(state, dict) or not has_order(said.decode()):
+    if not isinstance(state, dict) or not has_order(encoded.decode()):
         return ""
     return xxhash.xxh3_64_hexdigest(encode_json(state.get("objects")))
 

@@ -43,4 +43,4 @@ class TierSettings(JsonFields):
 def announced(tiers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what other ranks need of this rank's tiers: the address of each, and its interval."""
     shown = ("me", "interval", "peerInterval")
-    return {name: {key: said[key] for key in shown if key in said} for name, said in tiers.items()}
+    return {name: {key: settings[key] for key in shown if key in settings} for name, settings in tiers.items()}

@@ -48,8 +48,8 @@ class UploadSettings(JsonFields):
     in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        standing = self.bytes_per_second is not None and self.bytes_per_second <= 0
-        if self.interval_seconds < 0 or self.keep_last < 1 or standing:
+        invalid_rate = self.bytes_per_second is not None and self.bytes_per_second <= 0
+        if self.interval_seconds < 0 or self.keep_last < 1 or invalid_rate:
             raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
 
 
@@ -162,8 +162,8 @@ class Uploader:
             with self.hold(name):
                 return self._upload(name)
         except OSError as error:
-            said = f"the shared tier cannot be read: {error}"
-            return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
+            message = f"the shared tier cannot be read: {error}"
+            return Outcome(name=name, cause=FailureCause.SOURCE, message=message)
 
     def _upload(self, name: CheckpointName) -> Outcome:
         if name not in self.source.commits():
@@ -171,7 +171,7 @@ class Uploader:
         began = self.now()
         try:
             self._keep_claims()
-            self._let_go(name)
+            self._abandon_uploads(name)
             nbytes = self._copy(name, set(self.target.commits()))
         except _ReplacedError:
             return Outcome(name=name, gone=True)
@@ -187,14 +187,14 @@ class Uploader:
             return Outcome(name=name, cause=cause, message=str(error))
         return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
 
-    def tidy(self, name: CheckpointName) -> str:
+    def delete_replaced(self, name: CheckpointName) -> str:
         """Delete what the new checkpoint replaces, and unfinished uploads. Return an error message, or ""."""
         try:
             manifest = self.target.manifest(name)
             self._verified.add(name)
             decide = partial(
                 retention.decide,
-                self._ages.look(),
+                self._ages.entries(),
                 self.target.claims(),
                 job_uid=manifest.job_uid,
                 own=manifest.attempt_id,
@@ -203,7 +203,7 @@ class Uploader:
                 rules=self.settings.rules,
                 now=datetime.now(UTC),
             )
-            gone = retention.leaving(decide(spared=self._fenced_lately(decide())))
+            gone = retention.to_delete(decide(spared=self._recently_fenced(decide())))
             for one in gone:
                 self.target.delete(one)
             if gone:
@@ -217,23 +217,23 @@ class Uploader:
         """Delete checkpoints that another uploader published meanwhile on a deleted base: each checks after its
         writes.
         """
-        above = (one.name for one in self._ages.look() if one.stands_on & gone)
+        above = (one.name for one in self._ages.entries() if one.depends_on & gone)
         for name in sorted(above, reverse=True):
             self.target.delete(name)
 
-    def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CheckpointName]:
+    def _recently_fenced(self, decided: Iterable[retention.Decision]) -> list[CheckpointName]:
         """Return the fenced checkpoints that this uploader has known as fenced for less than a day."""
         now = self.now()
         names = (one.commit.name for one in decided if one.fenced)
         self._fenced = {name: self._fenced.get(name, now) for name in names}
         return [name for name, since in self._fenced.items() if now - since < FENCED_SECONDS]
 
-    def _copy(self, name: CheckpointName, there: set[CheckpointName]) -> int:
+    def _copy(self, name: CheckpointName, uploaded: set[CheckpointName]) -> int:
         manifest = self.source.manifest(name)
-        if name in there:
+        if name in uploaded:
             return 0
-        below = sorted(filter(None, map(parse_commit, manifest.stands_on)))
-        before = sum(self._copy(one, there) for one in below)
+        below = sorted(filter(None, map(parse_commit, manifest.depends_on)))
+        before = sum(self._copy(one, uploaded) for one in below)
         incoming = self._begun[name] = self.target.receive(name, digest(manifest))
         try:
             transfer(self.source, name, manifest, incoming, pace=self.pace)
@@ -250,12 +250,12 @@ class Uploader:
         if lacking := {str(one) for one in below} - {str(one) for one in self.target.commits()}:
             self.target.delete(name)
             raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it depends, was deleted meanwhile")
-        there.add(name)
+        uploaded.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
 
-    def _let_go(self, name: CheckpointName) -> None:
+    def _abandon_uploads(self, name: CheckpointName) -> None:
         """Abandon the interrupted uploads that this checkpoint does not build on."""
-        needed = {str(name), *self.source.manifest(name).stands_on}
+        needed = {str(name), *self.source.manifest(name).depends_on}
         for other in [other for other in self._begun if str(other) not in needed]:
             self._begun.pop(other).discard()
 

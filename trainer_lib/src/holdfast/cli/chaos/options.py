@@ -17,6 +17,12 @@ _FAULT_HELP = {
     Kind.EXCEPTION: "raise an exception in the script: rank=1,step=50",
     Kind.SLEEP: "make the script sleep: rank=1,step=50[,seconds=5]",
     Kind.SLOW: "make the script slower: rank=1,step=50,seconds=0.5[,steps=10]",
+    Kind.NAN_LOSS: "make the loss of a rank NaN: rank=1,step=50[,steps=10]",
+    Kind.NAN_GRADIENT: "make a gradient of a rank NaN: rank=1,step=50[,steps=10]",
+    Kind.NAN_WEIGHT: "make a weight of a rank NaN: rank=1,step=50",
+    Kind.BAD_SAMPLE: "make a sample of the dataset unreadable: rank=1,step=50",
+    Kind.OOM: "let backward of a rank run out of GPU memory: rank=1,step=50[,steps=2]",
+    Kind.FLIP_WEIGHT: "flip a bit of a weight of a rank: rank=1,step=50",
 }
 
 
@@ -45,7 +51,9 @@ def _parser() -> Parser:
     parser = Parser(prog="holdfast chaos", usage=usage, description=CHAOS_HELP, allow_abbrev=False)
     for kind in Kind:
         text = _FAULT_HELP[kind]
-        parser.add_argument(f"--{kind}", type=checked(_spec(kind)), action="append", metavar="SPEC", help=text)
+        parser.add_argument(
+            f"--{kind}", dest=str(kind), type=checked(_spec(kind)), action="append", metavar="SPEC", help=text
+        )
     parser.add_argument(
         "--rate", type=checked(read_rate), default=0.0, help="inject faults at random times, for example 2/min"
     )

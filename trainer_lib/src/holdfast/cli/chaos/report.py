@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from holdfast.fault_injection.step_trace import Injection, Mark, first_after, lost_steps
+from holdfast.fault_injection.step_trace import Injection, StepRecord, first_after, lost_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +20,27 @@ class Cost:
     counted_as: str
 
     @classmethod
-    def of(cls, injection: Injection, marks: Sequence[Mark], incidents: Sequence[Mapping[str, Any]]) -> Cost:
+    def of(cls, injection: Injection, records: Sequence[StepRecord], incidents: Sequence[Mapping[str, Any]]) -> Cost:
         """Return the cost of an injection."""
-        found = first_after(marks, injection.time)
+        found = first_after(records, injection.time)
         return cls(
             injection=injection,
             next_step=None if found is None else found.time - injection.time,
-            lost=lost_steps(marks, injection.time),
+            lost=lost_steps(records, injection.time),
             counted_as=_counted_as(injection, incidents),
         )
 
 
-def summary(costs: Sequence[Cost], *, seed: int, speaks: bool) -> str:
+def summary(costs: Sequence[Cost], *, seed: int, uses_holdfast: bool) -> str:
     """Return a table and a line below it. A script without Holdfast's loop reports no steps."""
     head = ["fault", "rank", "after step", "next step", "lost", "counted as"]
-    lines = [head, *(_cells(cost, speaks=speaks) for cost in costs)]
+    lines = [head, *(_cells(cost, uses_holdfast=uses_holdfast) for cost in costs)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     padded.insert(1, "  ".join("-" * width for width in widths))
     lost = (
         _number(sum(cost.lost for cost in costs), "step") + " lost"
-        if speaks
+        if uses_holdfast
         else "steps unknown: the script does not call job.step"
     )
     return "\n".join(
@@ -56,14 +56,14 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _cells(cost: Cost, *, speaks: bool) -> list[str]:
+def _cells(cost: Cost, *, uses_holdfast: bool) -> list[str]:
     found = cost.injection
     return [
         found.kind,
         str(found.rank),
-        str(found.step) if speaks else "",
-        "" if not speaks else "never" if cost.next_step is None else f"{cost.next_step:.2f} s",
-        str(cost.lost) if speaks else "",
+        str(found.step) if uses_holdfast else "",
+        "" if not uses_holdfast else "never" if cost.next_step is None else f"{cost.next_step:.2f} s",
+        str(cost.lost) if uses_holdfast else "",
         cost.counted_as,
     ]
 

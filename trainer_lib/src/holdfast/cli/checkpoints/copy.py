@@ -39,7 +39,7 @@ class Uncopied:
     """This is no error: the checkpoint is fenced in its store, or was deleted meanwhile."""
 
 
-def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> list[Uncopied]:
+def left_out(place: CheckpointLocation, requested: Sequence[CheckpointName]) -> list[Uncopied]:
     """Return the checkpoints that the claims of their store fence.
 
     The target has no claims, so a copy would make them readable again. A checkpoint that the user named is copied in
@@ -48,7 +48,7 @@ def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> lis
     if place.name is not None:
         return []
     claims = place.store.claims()
-    reasons = {name: fenced(place.store, name, claims) for name in wanted}
+    reasons = {name: fenced(place.store, name, claims) for name in requested}
     return [
         Uncopied(name=name, reason=f"{reason}; pass {place.store.url}/{name} to copy it", damaged=False, fine=True)
         for name, reason in reasons.items()
@@ -57,7 +57,7 @@ def left_out(place: CheckpointLocation, wanted: Sequence[CheckpointName]) -> lis
 
 
 def copy_all(
-    source: CheckpointStore, wanted: Sequence[CheckpointName], target: Target
+    source: CheckpointStore, requested: Sequence[CheckpointName], target: Target
 ) -> Iterator[Copied | Uncopied]:
     """Copy these checkpoints and those that they depend on, the oldest first.
 
@@ -65,7 +65,7 @@ def copy_all(
     """
     order: dict[CheckpointName, list[CheckpointName]] = {}
     bad: dict[CheckpointName, Uncopied] = {}
-    for name in reversed(wanted):
+    for name in reversed(requested):
         try:
             *below, _ = lineage(source, name)
             order |= {one: [] for one in below if one not in order} | {name: below}
@@ -97,7 +97,7 @@ def _uncopied(source: CheckpointStore, name: CheckpointName, error: CheckpointEr
 
 def lineage(store: CheckpointStore, name: CheckpointName) -> list[CheckpointName]:
     """Return a checkpoint and all those that it depends on, the oldest first."""
-    below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
+    below = filter(None, map(parse_commit, read_manifest(store, name).depends_on))
     return [*sorted(below), name]
 
 
@@ -111,10 +111,10 @@ def copy(source: CheckpointStore, name: CheckpointName, target: Target, shown: P
     if name in target.commits():
         if target.manifest(name) != manifest:
             raise CheckpointError(f"{target.url} has another checkpoint named {name}. Nothing was changed")
-        verdict = verify(target, name)
-        if verdict.damaged:
+        verification = verify(target, name)
+        if verification.damaged:
             raise CorruptCheckpointError(
-                f"{target.url} has {name} already, and it is corrupt ({verdict.reason}): move it to "
+                f"{target.url} has {name} already, and it is corrupt ({verification.reason}): move it to "
                 f"quarantine with 'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy "
                 "again"
             )

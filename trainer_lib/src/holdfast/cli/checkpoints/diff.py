@@ -62,15 +62,15 @@ def _form(record: TensorRecord) -> tuple[str, tuple[int, ...]]:
 
 def diff(before: Content, after: Content, shown: Progress) -> Difference:
     """Compare two checkpoints. Bytes are read only if the digests do not prove that they are equal."""
-    ours, theirs = before.manifest.tensors, after.manifest.tensors
-    both = sorted(ours.keys() & theirs.keys())
+    before_tensors, after_tensors = before.manifest.tensors, after.manifest.tensors
+    both = sorted(before_tensors.keys() & after_tensors.keys())
     same_form = _comparable(before.manifest, after.manifest)
     changed = [name for name in same_form if not _equal(before, after, name, shown)]
     return Difference(
-        added=tuple(sorted(theirs.keys() - ours.keys())),
-        missing=tuple(sorted(ours.keys() - theirs.keys())),
-        shapes=tuple(name for name in both if ours[name].shape != theirs[name].shape),
-        dtypes=tuple(name for name in both if ours[name].dtype != theirs[name].dtype),
+        added=tuple(sorted(after_tensors.keys() - before_tensors.keys())),
+        missing=tuple(sorted(before_tensors.keys() - after_tensors.keys())),
+        shapes=tuple(name for name in both if before_tensors[name].shape != after_tensors[name].shape),
+        dtypes=tuple(name for name in both if before_tensors[name].dtype != after_tensors[name].dtype),
         changed=tuple(changed),
         state=tuple(_paths(before.manifest.state, after.manifest.state, "state"))
         + tuple(_paths(before.manifest.data, after.manifest.data, "data"))
@@ -80,16 +80,16 @@ def diff(before: Content, after: Content, shown: Progress) -> Difference:
 
 
 def _equal(before: Content, after: Content, name: str, shown: Progress) -> bool:
-    ours, theirs = before.manifest.tensors[name], after.manifest.tensors[name]
-    total = tensor_bytes(ours)
-    if _same_digests(before.manifest, ours, after.manifest, theirs):
+    before_record, after_record = before.manifest.tensors[name], after.manifest.tensors[name]
+    total = tensor_bytes(before_record)
+    if _same_digests(before.manifest, before_record, after.manifest, after_record):
         shown.add(total)
         return True
     left, right = memoryview(bytearray(min(_BLOCK, total))), memoryview(bytearray(min(_BLOCK, total)))
     for begin in range(0, total, _BLOCK):
         length = min(_BLOCK, total - begin)
-        before.fill(ours, begin, left[:length])
-        after.fill(theirs, begin, right[:length])
+        before.fill(before_record, begin, left[:length])
+        after.fill(after_record, begin, right[:length])
         shown.add(length)
         if left[:length] != right[:length]:
             shown.add(total - begin - length)
@@ -97,11 +97,11 @@ def _equal(before: Content, after: Content, name: str, shown: Progress) -> bool:
     return True
 
 
-def _same_digests(before: Manifest, ours: TensorRecord, after: Manifest, theirs: TensorRecord) -> bool:
+def _same_digests(before: Manifest, before_record: TensorRecord, after: Manifest, after_record: TensorRecord) -> bool:
     """Whether equal digests prove that the bytes at the same places are equal, and there are no patches."""
-    if ours.chunks != theirs.chunks or ours.patches or theirs.patches:
+    if before_record.chunks != after_record.chunks or before_record.patches or after_record.patches:
         return False
-    return all(_digests(before, chunk) == _digests(after, chunk) for chunk in ours.chunks)
+    return all(_digests(before, chunk) == _digests(after, chunk) for chunk in before_record.chunks)
 
 
 def _digests(manifest: Manifest, chunk: Chunk) -> tuple[str, ...]:
@@ -120,21 +120,26 @@ def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:
 def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
     """Yield the paths at which two JSON trees differ.
 
-    The order of a mapping counts only if both trees record it: checkpoints of an earlier release do not.
+    The order of a mapping counts only if both trees record it: if ranks have different orders, a checkpoint has none.
     """
     if isinstance(before, dict) and isinstance(after, dict):
-        ours, theirs = mapping(before), mapping(after)
-        if ours is None or theirs is None:
-            ours, theirs = before, after
-        elif MAP in before and MAP in after and ours.keys() == theirs.keys() and list(ours) != list(theirs):
+        before_part, after_part = mapping(before), mapping(after)
+        if before_part is None or after_part is None:
+            before_part, after_part = before, after
+        elif (
+            MAP in before
+            and MAP in after
+            and before_part.keys() == after_part.keys()
+            and list(before_part) != list(after_part)
+        ):
             yield path
-        for key in sorted(ours.keys() | theirs.keys()):
-            if key in ours and key in theirs:
-                yield from _paths(ours[key], theirs[key], f"{path}.{key}")
+        for key in sorted(before_part.keys() | after_part.keys()):
+            if key in before_part and key in after_part:
+                yield from _paths(before_part[key], after_part[key], f"{path}.{key}")
             else:
                 yield f"{path}.{key}"
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for index, (ours, theirs) in enumerate(zip(before, after, strict=True)):
-            yield from _paths(ours, theirs, f"{path}.{index}")
+        for index, (before_part, after_part) in enumerate(zip(before, after, strict=True)):
+            yield from _paths(before_part, after_part, f"{path}.{index}")
     elif type(before) is not type(after) or before != after:
         yield path

@@ -7,11 +7,11 @@ from typing import Any
 
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.restore.lossy_delta import told
+from holdfast.checkpoint.restore.lossy_delta import inexactness
 from holdfast.checkpoint.stores.base import CheckpointStore
 from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
 from holdfast.cli.checkpoints.access.locate import fenced, read_manifest
-from holdfast.cli.checkpoints.access.node_store import NearStore
+from holdfast.cli.checkpoints.access.node_store import NodeFolderStore
 from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
 from holdfast.core.settings import format_size
 
@@ -21,12 +21,12 @@ Row = dict[str, Any]
 def listed(store: CheckpointStore, names: Sequence[CheckpointName]) -> list[Row]:
     """Return a row per checkpoint. The `note` of an unusable one gives the reason."""
     claims = store.claims()
-    lines = [_line(store, name, fenced(store, name, claims)) for name in names]
+    lines = [_row(store, name, fenced(store, name, claims)) for name in names]
     left = {str(name) for name in store.commits()} if any(line["state"] == "damaged" for line in lines) else set()
     return [line for line in lines if line["state"] != "damaged" or line["commit"] in left]
 
 
-def _line(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
+def _row(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
     line: Row = {"step": name.step, "commit": str(name)}
     try:
         manifest = store.manifest(name)
@@ -42,13 +42,13 @@ def _line(store: CheckpointStore, name: CheckpointName, fence: str) -> Row:
         "tensors": len(manifest.tensors),
         "bytes": nbytes(manifest),
         "parent": manifest.parent,
-        "note": fence or _part_here(store, name, manifest),
+        "note": fence or _local_part(store, name, manifest),
     }
 
 
-def _part_here(store: CheckpointStore, name: CheckpointName, manifest: Manifest) -> str:
+def _local_part(store: CheckpointStore, name: CheckpointName, manifest: Manifest) -> str:
     """Return a note if a node-local tier has only a part of the checkpoint."""
-    if not isinstance(store, NearStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
+    if not isinstance(store, NodeFolderStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
         return ""
     return f"{len(here)} of {len(manifest.files)} files are here"
 
@@ -97,14 +97,14 @@ def shown(store: CheckpointStore, name: CheckpointName) -> Row:
         "runID": manifest.run_id,
         "world": {"size": manifest.world_size, "mesh": dict(manifest.mesh)},
         "parent": manifest.parent,
-        "standsOn": sorted(manifest.stands_on),
-        "inexact": told(manifest),
+        "standsOn": sorted(manifest.depends_on),
+        "inexact": inexactness(manifest),
         "bytes": nbytes(manifest),
         "files": {file: record.nbytes for file, record in sorted(manifest.own.items())},
         "objects": sorted(manifest.state["objects"]) if _has_objects(manifest) else [],
         "numerics": dict(manifest.numerics),
         "fence": fenced(store, name, store.claims()),
-        "part": _part_here(store, name, manifest),
+        "part": _local_part(store, name, manifest),
         "tensors": [
             {
                 "name": tensor,

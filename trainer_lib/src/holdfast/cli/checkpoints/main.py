@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.policy.retention import Rules
-from holdfast.checkpoint.restore.lossy_delta import told
+from holdfast.checkpoint.restore.lossy_delta import inexactness
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints import list_show
 from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
@@ -47,20 +47,20 @@ class Exit(IntEnum):
     UNREADABLE = 3
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command. Return its exit code."""
     try:
-        known = parser().parse_args(list(words))
+        known = parser().parse_args(list(arguments))
         return int(_COMMANDS[known.command](known))
     except UsageError as error:
-        return _say(error, Exit.USAGE)
+        return _print_error(error, Exit.USAGE)
     except CorruptCheckpointError as error:
-        return _say(error, Exit.BAD)
+        return _print_error(error, Exit.BAD)
     except (HoldfastError, OSError) as error:
-        return _say(error, Exit.UNREADABLE)
+        return _print_error(error, Exit.UNREADABLE)
 
 
-def _say(error: Exception, code: Exit) -> int:
+def _print_error(error: Exception, code: Exit) -> int:
     print(printable(f"holdfast checkpoints: {str(error).removeprefix('holdfast checkpoints: ')}"), file=sys.stderr)
     return int(code)
 
@@ -92,49 +92,49 @@ def _verify(known: argparse.Namespace) -> Exit:
     place = find(known.where)
     mover = place.changeable if known.quarantine else None
     names = [choose(place, known.step)] if known.newest else every(place, known.step)
-    verdicts = []
+    verifications = []
     for name in names:
-        verdict = verify(place.store, name)
-        if mover is not None and verdict.damaged:
-            verdict = verify(place.store, name)  # one failed read is no proof: bytes may change on their way
-        moved = bool(mover is not None and verdict.damaged and mover.quarantine(name, verdict.reason))
-        verdicts.append((verdict, moved))
+        verification = verify(place.store, name)
+        if mover is not None and verification.damaged:
+            verification = verify(place.store, name)  # one failed read is no proof: bytes may change on their way
+        moved = bool(mover is not None and verification.damaged and mover.quarantine(name, verification.reason))
+        verifications.append((verification, moved))
         if not known.json:
-            print(printable(_told(verdict, moved=moved)), flush=True)
+            print(printable(_result_text(verification, moved=moved)), flush=True)
     if known.json:
-        commits = [{**verdict.to_json(), "quarantined": moved} for verdict, moved in verdicts]
+        commits = [{**verification.to_json(), "quarantined": moved} for verification, moved in verifications]
         print(json.dumps({"tier": place.store.url, "commits": commits}, indent=2))
     elif not names:
         print(f"{place.store.url} has no checkpoint")
-    if any(verdict.damaged for verdict, _ in verdicts):
+    if any(verification.damaged for verification, _ in verifications):
         return Exit.BAD
-    unread = not verdicts or any(verdict.unknown for verdict, _ in verdicts)
+    unread = not verifications or any(verification.unknown for verification, _ in verifications)
     return Exit.UNREADABLE if unread else Exit.FINE
 
 
-def _told(verdict: Verification, *, moved: bool) -> str:
-    if verdict.unknown:
-        return f"{verdict.name}: not verified: {verdict.unknown}"
-    if verdict.gone:
-        return f"{verdict.name}: deleted while it was read"
-    if verdict.whole:
-        return f"{verdict.name}: complete, {format_size(verdict.nbytes)} verified"
-    if not verdict.damaged:
+def _result_text(verification: Verification, *, moved: bool) -> str:
+    if verification.unknown:
+        return f"{verification.name}: not verified: {verification.unknown}"
+    if verification.gone:
+        return f"{verification.name}: deleted while it was read"
+    if verification.whole:
+        return f"{verification.name}: complete, {format_size(verification.nbytes)} verified"
+    if not verification.damaged:
         return (
-            f"{verdict.name}: the files on this node are good, {format_size(verdict.nbytes)} "
-            f"verified{_unseen(verdict)}"
+            f"{verification.name}: the files on this node are good, {format_size(verification.nbytes)} "
+            f"verified{_unseen(verification)}"
         )
-    lines = [f"{verdict.name}: CORRUPT" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
-    for damage in verdict.damages:
+    lines = [f"{verification.name}: CORRUPT" + (", moved to quarantine" if moved else "") + _unseen(verification)]
+    for damage in verification.damages:
         lines.append(f"  {damage.reason}")
         lines.extend(f"    tensor {tensor}" for tensor in damage.tensors)
     return "\n".join(lines)
 
 
-def _unseen(verdict: Verification) -> str:
-    if not verdict.elsewhere:
+def _unseen(verification: Verification) -> str:
+    if not verification.elsewhere:
         return ""
-    return f"; not verified, because they are on other nodes: {', '.join(verdict.elsewhere)}"
+    return f"; not verified, because they are on other nodes: {', '.join(verification.elsewhere)}"
 
 
 def _diff(known: argparse.Namespace) -> Exit:
@@ -149,8 +149,8 @@ def _diff(known: argparse.Namespace) -> Exit:
 
 def _differs(document: dict[str, Any], found: Difference) -> str:
     lines = [f"{document['before']} -> {document['after']}: {found.same} tensors are equal"]
-    for word in ("added", "missing", "shape", "dtype", "changed", "state"):
-        lines.extend(f"  {word:8}{name}" for name in document[word])
+    for category in ("added", "missing", "shape", "dtype", "changed", "state"):
+        lines.extend(f"  {category:8}{name}" for name in document[category])
     return "\n".join(lines)
 
 
@@ -159,14 +159,14 @@ def _copy(known: argparse.Namespace) -> Exit:
     target = there.changeable
     if there.name is not None:
         raise UsageError(f"{known.target} is the name of a checkpoint: pass the folder to copy to")
-    wanted = every(source, known.step)
-    if not wanted:
+    requested = every(source, known.step)
+    if not requested:
         raise UsageError(f"{source.store.url} has no checkpoint to copy")
     copied: list[Copied] = []
-    left = left_out(source, wanted)
+    left = left_out(source, requested)
     passed = {one.name for one in left}
     bad: list[Uncopied] = []
-    for one in chain(left, copy_all(source.store, [name for name in wanted if name not in passed], target)):
+    for one in chain(left, copy_all(source.store, [name for name in requested if name not in passed], target)):
         if isinstance(one, Uncopied):
             bad.append(one)
             print(printable(f"holdfast checkpoints: {one.name} was not copied: {one.reason}"), file=sys.stderr)
@@ -211,10 +211,10 @@ def _prune(known: argparse.Namespace) -> Exit:
 
 
 def _pruned(pruning: Pruning, *, dry: bool) -> str:
-    word = "would be deleted" if dry else "deleted"
-    rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
+    category = "would be deleted" if dry else "deleted"
+    rows = [(str(name), category if deleted else "stays", reason) for name, deleted, reason in pruning.lines]
     damaged = [f"{name}: CORRUPT, and not counted: run holdfast checkpoints verify" for name in pruning.damaged]
-    left = [f"{name}: {word}, left by an interrupted save or deletion" for name in pruning.leftovers]
+    left = [f"{name}: {category}, left by an interrupted save or deletion" for name in pruning.leftovers]
     return "\n".join([*damaged, list_show.aligned(rows) if rows else "no checkpoint", *left])
 
 
@@ -226,7 +226,7 @@ def _rewind(known: argparse.Namespace) -> Exit:
             "holdfast checkpoints rewind: pass the job's own checkpoint folder, not a URL or a single checkpoint"
         )
     root = Path(store.url)
-    release = asyncio.run(hold(root, "holdfast checkpoints rewind", patience=0))
+    release = asyncio.run(hold(root, "holdfast checkpoints rewind", timeout=0))
     try:
         rewinding = rewind(store, known.step)
         if not known.dry_run:
@@ -239,8 +239,8 @@ def _rewind(known: argparse.Namespace) -> Exit:
 
 
 def _rewound(rewinding: Rewinding, *, dry: bool) -> str:
-    word = "would be moved" if dry else "moved"
-    moved = [f"{name}: {word} to quarantine/" for name in rewinding.newer] or ["no checkpoint is newer"]
+    category = "would be moved" if dry else "moved"
+    moved = [f"{name}: {category} to quarantine/" for name in rewinding.newer] or ["no checkpoint is newer"]
     return "\n".join([*moved, f"the job resumes from {rewinding.base}"])
 
 
@@ -275,7 +275,7 @@ def _export(known: argparse.Namespace) -> Exit:
         "bytes": made.nbytes,
         "tied": dict(chosen.tied),
         "leftOut": list(chosen.left_out),
-        "inexact": told(content.manifest),
+        "inexact": inexactness(content.manifest),
     }
     files = "\n".join(f"  {file}" for file in made.files)
     if document["inexact"]:

@@ -18,8 +18,10 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _listing(verbs.add_parser("ls", help="list the checkpoints in a folder", allow_abbrev=False))
-    _one(verbs.add_parser("show", help="show the content of a checkpoint", allow_abbrev=False))
-    checked = _one(verbs.add_parser("verify", help="read every byte and report corruption", allow_abbrev=False))
+    _single_checkpoint(verbs.add_parser("show", help="show the content of a checkpoint", allow_abbrev=False))
+    checked = _single_checkpoint(
+        verbs.add_parser("verify", help="read every byte and report corruption", allow_abbrev=False)
+    )
     checked.add_argument("--newest", action="store_true", help="only the newest checkpoint")
     checked.add_argument("--quarantine", action="store_true", help="move corrupt checkpoints to a quarantine folder")
     compared = verbs.add_parser("diff", help="compare two checkpoints", allow_abbrev=False)
@@ -70,7 +72,7 @@ def _interchange(verbs: Any) -> None:
     naming = taken.add_mutually_exclusive_group()
     naming.add_argument("--object", default="model", help="name of the object in the checkpoint (default: model)")
     naming.add_argument("--split", action="store_true", help="write each top-level part as a separate object")
-    given = _one(
+    given = _single_checkpoint(
         verbs.add_parser("export", help="export tensors as safetensors for other programs", allow_abbrev=False)
     )
     given.add_argument("target", metavar="TARGET", help="a .safetensors file, or a folder in Hugging Face's layout")
@@ -98,7 +100,7 @@ def _listing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _single_checkpoint(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _listing(parser).add_argument("--step", type=_step, help="the checkpoint of this step")
     return parser
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.upload_marker import on_its_way
+from holdfast.checkpoint.folder.upload_marker import uploading_checkpoint
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, leaving
+from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, to_delete
 from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.stores.base import CheckpointStore, Target
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -36,10 +36,10 @@ class Pruning:
     @property
     def lines(self) -> list[tuple[CheckpointName, bool, str]]:
         """Each checkpoint, whether it is deleted, and why; the newest first."""
-        return [(one.commit.name, one.goes, one.reason) for one in reversed(self.decisions)]
+        return [(one.commit.name, one.deleted, one.reason) for one in reversed(self.decisions)]
 
     def to_json(self) -> dict[str, Any]:
-        lines = [{"commit": str(name), "goes": goes, "reason": reason} for name, goes, reason in self.lines]
+        lines = [{"commit": str(name), "goes": deleted, "reason": reason} for name, deleted, reason in self.lines]
         damaged = [str(name) for name in self.damaged]
         return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}
 
@@ -51,10 +51,10 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
     """
     claims = store.claims()
     newest = max(claims, key=_attempt_id, default=None)
-    entries = Ages(store).look()
+    entries = Ages(store).entries()
     job_uid = "" if newest is None else newest.job_uid
     line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    whole, damaged = _last_whole(store, [commit.name for commit in line], keep_last)
+    whole, damaged = _newest_verified(store, [commit.name for commit in line], keep_last)
     root = _folder(store)
     decisions = decide(
         entries,
@@ -65,7 +65,7 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
         keep_last=keep_last,
         rules=rules,
         now=now,
-        uploading=None if root is None else on_its_way(root),
+        uploading=None if root is None else uploading_checkpoint(root),
         others=others,
     )
     left = _leftovers(store, now)
@@ -82,18 +82,18 @@ def _folder(store: CheckpointStore) -> Path | None:
     return Path(store.url) if isinstance(store, FolderStore) else None
 
 
-def _last_whole(
-    store: CheckpointStore, line: Sequence[CheckpointName], wanted: int
+def _newest_verified(
+    store: CheckpointStore, line: Sequence[CheckpointName], count: int
 ) -> tuple[list[CheckpointName], list[CheckpointName]]:
     whole: list[CheckpointName] = []
     damaged: list[CheckpointName] = []
     for name in line:
-        if len(whole) == wanted:
+        if len(whole) == count:
             break
-        verdict = verify(store, name)
-        if verdict.whole:
+        verification = verify(store, name)
+        if verification.whole:
             whole.append(name)
-        elif verdict.damaged:
+        elif verification.damaged:
             damaged.append(name)
     return whole, damaged
 
@@ -121,7 +121,7 @@ def carry_out(store: Target, pruning: Pruning) -> None:
         raise CheckpointError(
             f"{store.url}: an attempt has written a claim meanwhile. Nothing was deleted. Try again"
         )
-    for name in leaving(pruning.decisions):
+    for name in to_delete(pruning.decisions):
         store.delete(name)
     root = _folder(store)
     if root is not None:

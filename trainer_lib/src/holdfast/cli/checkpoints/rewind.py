@@ -50,7 +50,7 @@ def plan(store: FolderStore, step: int) -> Rewinding:
             f"{store.url} has no claims, so no job resumes from it: load one of its checkpoints by its step"
         )
     top = max(claims, key=lambda claim: claim.attempt_id)
-    commits = [entry.commit for entry in Ages(store).look()]
+    commits = [entry.commit for entry in Ages(store).entries()]
     line = fencing.order(commits, claims, job_uid=top.job_uid)
     base = _base(store, line, step)
     claim = Claim(
@@ -71,7 +71,7 @@ def carry_out(root: Path, rewinding: Rewinding) -> None:
     write_claim(root, rewinding.claim)
     for name in reversed(rewinding.newer):  # a dependent checkpoint before its base
         try:
-            catalog.set_aside(root, name, f"the job went back to {rewinding.base}")
+            catalog.move_to_quarantine(root, name, f"the job went back to {rewinding.base}")
         except OSError as error:
             raise CheckpointError(
                 f"the job resumes from {rewinding.base}, but {name} cannot be moved to quarantine "
@@ -87,9 +87,9 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointNa
         raise UsageError(
             f"{store.url} has no checkpoint of step {step} that the job would read; it has steps: {there}"
         )
-    verdict = verify(store, found)
-    if not verdict.whole:
+    verification = verify(store, found)
+    if not verification.whole:
         raise CorruptCheckpointError(
-            f"{found} is not complete: {verdict.reason or verdict.unknown}. Nothing was changed"
+            f"{found} is not complete: {verification.reason or verification.unknown}. Nothing was changed"
         )
     return found

@@ -20,9 +20,9 @@ from holdfast.checkpoint.restore.chunk_reader import ChunkReader, read_into, rea
 from holdfast.checkpoint.restore.copies import Copies, Span
 from holdfast.checkpoint.restore.memory_layout import Extent
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
-from holdfast.cli.checkpoints.access.node_store import NearStore
+from holdfast.cli.checkpoints.access.node_store import NodeFolderStore
 from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
-from holdfast.core.errors import CorruptCheckpointError, ElsewhereError, UnknownFormatError
+from holdfast.core.errors import CorruptCheckpointError, OtherNodeError, UnknownFormatError
 
 # Enough threads to keep a disk busy while others compute digests.
 READERS: Final = 4
@@ -82,12 +82,12 @@ class Verification:
 def verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     """Read the complete checkpoint. Errors that are unrelated to its bytes are raised."""
     try:
-        verdict = _verify(store, name)
-    except ElsewhereError:  # only local files are read, so it was here before
+        verification = _verify(store, name)
+    except OtherNodeError:  # only local files are read, so it was here before
         return Verification(name=name, nbytes=0, gone=True)
-    if verdict.damaged and name not in store.commits():
+    if verification.damaged and name not in store.commits():
         return Verification(name=name, nbytes=0, gone=True)  # retention deleted it
-    return verdict
+    return verification
 
 
 def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
@@ -100,7 +100,7 @@ def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     damages: list[Damage] = []
     elsewhere: tuple[str, ...] = ()
     own, seen = manifest.own, None
-    if isinstance(store, NearStore):
+    if isinstance(store, NodeFolderStore):
         seen = lost, here = store.lost(name, own), store.here(name, own)
         damages += [_damage(manifest, file, reason, 0, sys.maxsize) for file, reason in lost.items()]
         elsewhere = tuple(sorted(manifest.files.keys() - {*here, *lost}))
@@ -110,7 +110,7 @@ def _verify(store: CheckpointStore, name: CheckpointName) -> Verification:
     with closing(copies), progress(f"verify {name}", total) as shown:
         damages += _read_all(copies, manifest, shown)
         damages += _meaning(copies, manifest, {damage.file for damage in damages})
-    if isinstance(store, NearStore) and (store.lost(name, own), store.here(name, own)) != seen:
+    if isinstance(store, NodeFolderStore) and (store.lost(name, own), store.here(name, own)) != seen:
         return Verification(
             name=name, nbytes=0, gone=True
         )  # the next checkpoint replaces the slot of one rank before another's

@@ -20,7 +20,7 @@ from holdfast.launcher.process.child import own_program
 
 COUNT = 3
 PACE_FILE = "pace"
-_STANDS_BY = "a warm standby process is ready"
+_STANDBY_READY = "a warm standby process is ready"
 _PASSED_ON = ("HOLDFAST_", "TORCH", "MASTER_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_")
 
 
@@ -87,9 +87,9 @@ class Launchers:
                 return int(one["rank"]), int(one["pid"])
         return None
 
-    def stands_by(self, number: int) -> bool:
+    def has_standby(self, number: int) -> bool:
         """Whether a launcher reports a standby process."""
-        return _STANDS_BY in self._log_file(number).read_text(errors="replace")
+        return _STANDBY_READY in self._log_file(number).read_text(errors="replace")
 
     def _log_file(self, number: int) -> Path:
         return self._root / f"launcher-{number}.log"

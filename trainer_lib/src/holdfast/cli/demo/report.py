@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class ExpectedCost:
     """A fault and its maximum cost."""
 
     fault: str
@@ -19,7 +19,7 @@ class Promise:
 class Outcome:
     """The cost of a fault; None for a missing value."""
 
-    promise: Promise
+    expected: ExpectedCost
     noticed: float | None = None
     next_step: float | None = None
     lost: int | None = None
@@ -27,7 +27,7 @@ class Outcome:
     @property
     def held(self) -> bool:
         """Whether the promise was kept."""
-        return self.next_step is not None and self.next_step <= self.promise.seconds and self.lost == 0
+        return self.next_step is not None and self.next_step <= self.expected.seconds and self.lost == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ def table(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     padded.insert(1, "  ".join("-" * width for width in widths))
-    told = [f"{_yes(check.held)}  {check.what}" for check in checks]
-    return "\n".join([*(line.rstrip() for line in padded), "", *told])
+    conditions = [f"{_yes(check.held)}  {check.what}" for check in checks]
+    return "\n".join([*(line.rstrip() for line in padded), "", *conditions])
 
 
 def held(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> bool:
@@ -56,10 +56,10 @@ def held(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> bool:
 
 def _cells(one: Outcome) -> list[str]:
     return [
-        one.promise.fault,
+        one.expected.fault,
         _seconds(one.noticed),
         _seconds(one.next_step) if one.next_step is not None else "never",
-        f"<= {one.promise.seconds:g} s",
+        f"<= {one.expected.seconds:g} s",
         "?" if one.lost is None else str(one.lost),
         "0",
         _yes(one.held),

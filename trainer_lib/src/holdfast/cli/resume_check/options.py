@@ -16,8 +16,8 @@ class Plan:
     """The number of steps, and the arguments of `holdfast run`."""
 
     steps: int
-    patience: int
-    words: tuple[str, ...]
+    timeout: int
+    script: tuple[str, ...]
 
     @property
     def half(self) -> int:
@@ -33,7 +33,7 @@ def parse_plan(words: Sequence[str]) -> Plan:
         raise UsageError("holdfast resume-check: no command to run; end with '-- python train.py'")
     processes = ["--nproc-per-node", known.nproc_per_node] if known.nproc_per_node else []
     parse(["run", *processes, "--", *command])
-    return Plan(steps=known.steps, patience=known.patience, words=(*processes, "--", *command))
+    return Plan(steps=known.steps, timeout=known.patience, script=(*processes, "--", *command))
 
 
 def _parser() -> Parser:

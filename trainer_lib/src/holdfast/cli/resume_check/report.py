@@ -8,19 +8,18 @@ from enum import Enum
 from holdfast.cli.checkpoints.diff import Difference
 
 _MOST_NAMES = 10
-_NOT_OF_SCRIPT = ("state.failures", "state.rank-")
+_NOT_OF_SCRIPT = ("state.failures", "state.rank-", "state.streams.")
 _EXACT = "equal: {steps} steps, and {half} steps, a restart and {rest} steps, end with the same {tensors} tensors"
 
 
-class Verdict(Enum):
+class Diagnosis(Enum):
     """Why two runs differ, and what to check."""
 
     NOT_DETERMINISTIC = """\
 the script is not deterministic: two runs without a restart differ. Check, in this order:
   1. random generators without a seed: call torch.manual_seed, numpy.random.seed and random.seed with a fixed number
      before the model is built
-  2. kernels whose results vary: torch.use_deterministic_algorithms(True), with CUBLAS_WORKSPACE_CONFIG=:4096:8 on a
-     GPU, and torch.backends.cudnn.benchmark = False
+  2. kernels whose results vary: call holdfast.init(deterministic=True) before the script uses a GPU
   3. the order of the data: sets, os.listdir without sorted(), threads, the clock"""
     NOT_RESUMED = """\
 the restart is not exact: runs without a restart agree, and the restarted run differs. Check, in this order:
@@ -37,11 +36,11 @@ the restart is not exact: runs without a restart agree, and the restarted run di
 class Finding:
     """The first step at which two runs differ."""
 
-    verdict: Verdict
+    diagnosis: Diagnosis
     step: int
     difference: Difference
     largest: float | None
-    """Maximum absolute difference of the first changed tensor; None if no tensor changed, or not comparable."""
+    """Maximum absolute difference of the first changed tensor; None if no tensor changed, or if it is not finite."""
 
 
 def of_script(found: Difference) -> Difference:
@@ -67,7 +66,7 @@ def differs(finding: Finding) -> str:
         others = ", ".join(names[1:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
         lines.append(f"also different at this step ({len(names) - 1}): {others}")
     lines.append(f"{found.same} tensors are the same")
-    return "\n".join([*lines, str(finding.verdict.value)])
+    return "\n".join([*lines, str(finding.diagnosis.value)])
 
 
 def _names(found: Difference) -> list[str]:

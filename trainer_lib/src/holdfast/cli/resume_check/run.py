@@ -7,6 +7,8 @@ run. A third run shows whether a difference after the restart also occurs withou
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import signal
 import subprocess
 import time
@@ -21,16 +23,16 @@ from holdfast.cli.checkpoints.access.progress_bar import progress
 from holdfast.cli.checkpoints.diff import Difference, compared_bytes, diff
 from holdfast.cli.checkpoints.rewind import carry_out, plan
 from holdfast.cli.resume_check.options import Plan
-from holdfast.cli.resume_check.report import Finding, Verdict, differs, equal, of_script
+from holdfast.cli.resume_check.report import Diagnosis, Finding, differs, equal, of_script
 from holdfast.cli.support import child_process
 from holdfast.core.environment import PLACE_PREFIXES, PLACE_VARIABLES, variables
-from holdfast.core.errors import CheckError
+from holdfast.core.errors import CheckError, HoldfastError
 from holdfast.launcher.process.child import own_program
 
 EQUAL, DIFFERS, FAILED = 0, 1, 2
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 60.0
-_LOG_LINES = 20
+_LOG_LINES, _LOG_BYTES = 20, 1 << 16
 _KEEP_ALL = 1_000_000
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,16 +43,16 @@ def check(todo: Plan, environ: Mapping[str, str]) -> int:
     try:
         with child_process.swept_folder("holdfast-check-") as root:
             found = _find(todo, root, environ)
-    except CheckError as error:
-        _say(str(error))
+    except HoldfastError as error:
+        _print(str(error))
         return FAILED
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if isinstance(found, Finding):
-        _say(differs(found))
+        _print(differs(found))
         return DIFFERS
-    _say(equal(steps=todo.steps, half=todo.half, tensors=found))
+    _print(equal(steps=todo.steps, half=todo.half, tensors=found))
     return EQUAL
 
 
@@ -60,25 +62,25 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 def _find(todo: Plan, root: Path, environ: Mapping[str, str]) -> Finding | int:
     """Return the first difference, or how many tensors are equal at the last step."""
-    whole, restarted, again = (_Run(root / name, todo, environ) for name in ("whole", "restarted", "again"))
-    _say(f"run 1: {todo.steps} steps without a restart")
-    whole.train(todo.steps)
-    _say(f"run 2: {todo.half} steps, a restart, and {todo.steps - todo.half} steps")
+    unbroken, restarted, again = (_Run(root / name, todo, environ) for name in ("whole", "restarted", "again"))
+    _print(f"run 1: {todo.steps} steps without a restart")
+    unbroken.train(todo.steps)
+    _print(f"run 2: {todo.half} steps, a restart, and {todo.steps - todo.half} steps")
     restarted.train(todo.half)
-    found = _first(whole, restarted, range(1, todo.half + 1))
+    found = _first(unbroken, restarted, range(1, todo.half + 1))
     if found is not None:
-        return _finding(Verdict.NOT_DETERMINISTIC, found, whole, restarted)
+        return _finding(Diagnosis.NOT_DETERMINISTIC, found, unbroken, restarted)
     restarted.go_back(todo.half)
     restarted.train(todo.steps)
-    found = _first(whole, restarted, range(todo.half + 1, todo.steps + 1))
+    found = _first(unbroken, restarted, range(todo.half + 1, todo.steps + 1))
     if found is None:
-        return len(whole.content(todo.steps).manifest.tensors)
-    _say(f"the runs differ at step {found[0]}; run 3: {found[0]} steps without a restart, to find the cause")
+        return len(unbroken.content(todo.steps).manifest.tensors)
+    _print(f"the runs differ at step {found[0]}; run 3: {found[0]} steps without a restart, to find the cause")
     again.train(found[0])
-    other = _first(whole, again, range(todo.half + 1, found[0] + 1))
+    other = _first(unbroken, again, range(todo.half + 1, found[0] + 1))
     if other is not None:
-        return _finding(Verdict.NOT_DETERMINISTIC, other, whole, again)
-    return _finding(Verdict.NOT_RESUMED, found, whole, restarted)
+        return _finding(Diagnosis.NOT_DETERMINISTIC, other, unbroken, again)
+    return _finding(Diagnosis.NOT_RESUMED, found, unbroken, restarted)
 
 
 class _Run:
@@ -102,8 +104,8 @@ class _Run:
         run_dir.mkdir(exist_ok=True)
         own = variables(run_dir=run_dir, checkpoint_dir=self._folder, checkpoint_override="1")
         options = ["--checkpoint-interval", "1", "--checkpoint-keep", str(_KEEP_ALL), "--max-restarts", "0"]
-        words = ["run", *options, "--warm-processes", "none", *self._todo.words]
-        launcher = child_process.start(own_program("holdfast", *words), environ=self._environ | own, log=self._log)
+        command = ["run", *options, "--warm-processes", "none", *self._todo.script]
+        launcher = child_process.start(own_program("holdfast", *command), environ=self._environ | own, log=self._log)
         try:
             self._wait(launcher, step)
         finally:
@@ -117,9 +119,9 @@ class _Run:
                 raise CheckError(self._ended(code, step))
             if self._newest() > last:
                 moved, last = time.monotonic(), self._newest()
-            if time.monotonic() - moved > self._todo.patience:
+            if time.monotonic() - moved > self._todo.timeout:
                 raise CheckError(
-                    f"no checkpoint for {self._todo.patience} s after step {last}; step {step} is needed. Train with "
+                    f"no checkpoint for {self._todo.timeout} s after step {last}; step {step} is needed. Train with "
                     "job.manage() and job.step(), or set a larger --patience" + self._tail()
                 )
             time.sleep(_POLL_SECONDS)
@@ -139,7 +141,9 @@ class _Run:
         )
 
     def _tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        with self._log.open("rb") as log:  # it may be large
+            log.seek(-min(_LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = log.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
 
     def _newest(self) -> int:
@@ -152,6 +156,10 @@ class _Run:
     def content(self, step: int) -> Content:
         """Open the checkpoint of a step."""
         place = find(str(self._folder))
+        if all(name.step != step for name in place.store.commits()):
+            raise CheckError(
+                f"the checkpoint of step {step} was not written. Repair what the log names" + self._tail()
+            )
         return Content(place.store, choose(place, step))
 
 
@@ -178,13 +186,13 @@ def _first(one: _Run, other: _Run, steps: Sequence[int]) -> tuple[int, Differenc
     return None
 
 
-def _finding(verdict: Verdict, found: tuple[int, Difference], one: _Run, other: _Run) -> Finding:
+def _finding(diagnosis: Diagnosis, found: tuple[int, Difference], one: _Run, other: _Run) -> Finding:
     step, difference = found
     largest = None
     if difference.changed:
         with _both(one, other, step) as (before, after):
             largest = _largest(before, after, difference.changed[0])
-    return Finding(verdict=verdict, step=step, difference=difference, largest=largest)
+    return Finding(diagnosis=diagnosis, step=step, difference=difference, largest=largest)
 
 
 @contextlib.contextmanager
@@ -193,17 +201,18 @@ def _both(one: _Run, other: _Run, step: int) -> Iterator[tuple[Content, Content]
         yield before, after
 
 
-def _largest(before: Content, after: Content, name: str) -> float:
-    """Return the maximum absolute difference of a tensor."""
+def _largest(before: Content, after: Content, name: str) -> float | None:
+    """Return the maximum absolute difference of a tensor; None if a number that is not finite differs."""
     import torch
 
     from holdfast.checkpoint.state.dtypes import torch_dtype
 
     dtype = torch_dtype(before.manifest.tensors[name].dtype)
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    ours, theirs = (torch.frombuffer(one.tensor(name), dtype=dtype).to(wide) for one in (before, after))
-    return float((ours - theirs).abs().max())
+    first, second = (torch.frombuffer(one.tensor(name), dtype=dtype).to(wide) for one in (before, after))
+    largest = float((first - second).abs().max())
+    return largest if math.isfinite(largest) else None
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"resume-check: {text}", flush=True)

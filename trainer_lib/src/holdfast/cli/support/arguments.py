@@ -17,12 +17,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}")
 
 
-def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split Holdfast's options from the command after the first `--`."""
-    if "--" not in words:
-        return list(words), []
-    at = list(words).index("--")
-    return list(words[:at]), list(words[at + 1 :])
+    if "--" not in arguments:
+        return list(arguments), []
+    at = list(arguments).index("--")
+    return list(arguments[:at]), list(arguments[at + 1 :])
 
 
 def checked(read: Callable[[str], object]) -> Callable[[str], object]:

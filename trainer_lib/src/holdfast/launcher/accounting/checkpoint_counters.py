@@ -57,26 +57,26 @@ class CheckpointCounters:
     _restored: AttemptId | None = None
     _passed_by: set[str] = field(default_factory=set)
 
-    def committed(self, attempt_id: AttemptId, told: Mapping[str, Any]) -> None:
+    def committed(self, attempt_id: AttemptId, report: Mapping[str, Any]) -> None:
         """Count a rank's durable part of a checkpoint. A part in memory may also have been copied to another node."""
-        step, nbytes = int(told["step"]), int(told.get("bytes", 0))
-        copying = float(told.get("copying", 0.0))
-        self.failing.pop(str(told["tier"]), None)
-        self._write(str(told["tier"]), (attempt_id, step), nbytes, float(told["seconds"]) - copying)
+        step, nbytes = int(report["step"]), int(report.get("bytes", 0))
+        copying = float(report.get("copying", 0.0))
+        self.failing.pop(str(report["tier"]), None)
+        self._write(str(report["tier"]), (attempt_id, step), nbytes, float(report["seconds"]) - copying)
         if copying:
             self.failing.pop(PEER_TIER, None)
             self._write(PEER_TIER, (attempt_id, step), nbytes, copying)
 
-    def failed(self, attempt_id: AttemptId, told: Mapping[str, Any], now: float) -> str:
+    def failed(self, attempt_id: AttemptId, report: Mapping[str, Any], now: float) -> str:
         """Count a failed checkpoint. Return its cause, or "" if it is known. `now` is Unix time."""
-        tier, commit = str(told["tier"]), (attempt_id, int(told["step"]))
+        tier, commit = str(report["tier"]), (attempt_id, int(report["step"]))
         if self._failed.get(tier) == commit:
             return ""
         self._failed[tier] = commit
-        cause = str(told.get("cause", FailureCause.OTHER))
+        cause = str(report.get("cause", FailureCause.OTHER))
         self.failures.setdefault(tier, Counter())[cause] += 1
         if cause != FailureCause.NO_FOLDER:  # without a folder, no checkpoint was promised
-            self._fails(tier, cause, str(told["message"]), now)
+            self._fails(tier, cause, str(report["message"]), now)
         return cause
 
     def _fails(self, tier: str, cause: str, message: str, now: float) -> None:
@@ -94,14 +94,16 @@ class CheckpointCounters:
             written.commits += 1
             written.seconds += seconds
 
-    def restored(self, attempt_id: AttemptId, told: Mapping[str, Any]) -> None:
+    def restored(self, attempt_id: AttemptId, report: Mapping[str, Any]) -> None:
         """Count a restore by the source of the state: a surviving rank, the named tiers, or none."""
         if self._restored != attempt_id:
             self._restored = attempt_id
             self._passed_by.clear()
-            tiers = list(map(str, told.get("tiers", ())))
-            self.restores.update([SURVIVOR] if told.get("source") == "memory" else tiers or [_NOTHING])
-        bad = {str(one["path"]) for one in (*told.get("quarantined", ()), *told.get("lost", ()))} - self._passed_by
+            tiers = list(map(str, report.get("tiers", ())))
+            self.restores.update([SURVIVOR] if report.get("source") == "memory" else tiers or [_NOTHING])
+        bad = {
+            str(one["path"]) for one in (*report.get("quarantined", ()), *report.get("lost", ()))
+        } - self._passed_by
         self._passed_by |= bad
         self.fallbacks += len(bad)
 

@@ -16,6 +16,14 @@ from holdfast.telemetry.rank_time import Clock
 
 _MAX_MESSAGE: Final = 500
 _FRESH_SECONDS: Final = 5.0
+_GUARDS: Final = {
+    "skipped": ("skipped", ("step", "lowered")),
+    "spike": ("spike", ("step", "quantity", "value", "usual")),
+    "rolledBack": ("rollback", ("step", "samples")),
+    "badSamples": ("unreadable", ("step", "number", "samples")),
+    "outOfMemory": ("oom", ("step", "rank", "microBatch")),
+}
+"""The message of a guard → the kind of its entry, and the fields."""
 
 
 class EventRecorder:
@@ -24,9 +32,11 @@ class EventRecorder:
     def __init__(self, clock: Clock, timeline: Timeline | None = None) -> None:
         self._clock = clock
         self._timeline = timeline
+        self._first: int | None = None  # the process of local rank 0
         self._workers: int | None = None
         self._saved: tuple[object, ...] = ()
         self._told: tuple[object, ...] = ()
+        self._differing: tuple[int, ...] = ()
         self._made_at = float("-inf")
         self._stale = True
         self._document: dict[str, Any] | None = None
@@ -38,6 +48,7 @@ class EventRecorder:
             case "standby":
                 self.accounts.standby(pid)
             case "hello":
+                self._first = pid if int(body["localRank"]) == 0 else self._first
                 self.accounts.hello(pid, int(body["localRank"]))
             case "account":
                 self.accounts.account(pid, body)
@@ -48,6 +59,13 @@ class EventRecorder:
                 self._stepped(pid, body)
             case "checkpoint":
                 self._committed(body)
+            case "diverged":
+                self._diverged(body)
+            case "slowRanks":
+                self._write("slow", ranks=list(body["ranks"]))
+            case _ if kind in _GUARDS and (pid == self._first or kind == "outOfMemory"):  # others: all send the same
+                entry, names = _GUARDS[kind]
+                self._write(entry, **{name: body[name] for name in names})
             case _:
                 return
         self._stale = self._stale or kind != "step"
@@ -130,6 +148,15 @@ class EventRecorder:
             step, tier, result = saved
             why = {"cause": str(body["cause"])} if "cause" in body else {}
             self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]), **why)
+
+    def _diverged(self, body: Mapping[str, Any]) -> None:
+        """Write one line per comparison for all ranks."""
+        found = (int(body["step"]), *map(int, body["ranks"]))
+        if found != self._differing:
+            self._differing = found
+            step, *ranks = found
+            tensor, repaired = redact(str(body["tensor"]))[:_MAX_MESSAGE], bool(body["majority"])
+            self._write("divergence", step=step, ranks=ranks, tensor=tensor, repaired=repaired)
 
     def _restored(self, body: Mapping[str, Any]) -> None:
         """Write one line per restore for all ranks. State from another rank's memory is not a restore."""

@@ -35,12 +35,12 @@ class RankSlotClock:
         self._clock = clock
         self._idle = idle
         self.wall = Timer(clock)
-        self.books = TimeByCause()
+        self.times = TimeByCause()
         self.pid: int | None = None  # None while no process of a world holds the slot
         self.trained = False
         self.open = 0.0
         self._outside = {spent: Timer(clock) for spent in (Spent.STARTUP, Spent.RESTART, Spent.IDLE)}
-        self._heard = Timer(clock)
+        self._unreported = Timer(clock)
         self._arrived = False
         self._stepped_at: float | None = None
         self.wall.start()
@@ -48,19 +48,19 @@ class RankSlotClock:
 
     def copy(self) -> RankSlotClock:
         """Return a slot with the same past, for a slot that was empty as long as this one."""
-        twin = RankSlotClock(self._clock, idle=self._idle)
-        twin.wall = self.wall.copy()
-        twin._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
-        return twin
+        copied = RankSlotClock(self._clock, idle=self._idle)
+        copied.wall = self.wall.copy()
+        copied._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
+        return copied
 
     @property
     def silent(self) -> float:
         """Seconds in a world that the process has not reported yet."""
-        return self._heard.stretch
+        return self._unreported.stretch
 
     def view(self) -> TimeByCause:
         """All time that is booked until now."""
-        return self.books.plus(TimeByCause({spent: timer.seconds for spent, timer in self._outside.items()}))
+        return self.times.plus(TimeByCause({spent: timer.seconds for spent, timer in self._outside.items()}))
 
     def waits(self, *, idle: bool) -> None:
         """Set whether the world lacks workers: the reason for which an empty slot waits."""
@@ -74,13 +74,13 @@ class RankSlotClock:
         self._wait()
         self.pid, self._arrived = pid, False
 
-    def told(self, spent: TimeByCause, report: Mapping[str, Any]) -> None:
+    def add_report(self, spent: TimeByCause, report: Mapping[str, Any]) -> None:
         """Add what the process reported to its accounts."""
         activity = Activity(report["activity"])
-        self.books = self.books.plus(spent)
+        self.times = self.times.plus(spent)
         at = report.get("at")
         self._end_wait(at)
-        self._hear(float(report["open"]), at)
+        self._set_unreported(float(report["open"]), at)
         if activity is Activity.PARKED:
             self.leave(at)
         elif activity is Activity.DONE:
@@ -91,7 +91,7 @@ class RankSlotClock:
 
     def stepped(self, at: float | None) -> None:
         """The process completed a step at this time of the shared clock."""
-        self._stepped_at = self._heard.until(at)
+        self._stepped_at = self._unreported.until(at)
 
     def lost(self, *, hung: bool, blamed_at: float | None = None) -> None:
         """Book the last stretch of a process that ended before it reported that stretch.
@@ -104,12 +104,12 @@ class RankSlotClock:
             return
         at = blamed_at if hung else None
         useful = 0.0 if self._stepped_at is None else self._stepped_at + self.open
-        wasted = max(0.0, self._heard.until(at) + self.open - useful)
-        self.books.book(Spent.PRODUCTIVE, useful)
+        wasted = max(0.0, self._unreported.until(at) + self.open - useful)
+        self.times.add(Spent.PRODUCTIVE, useful)
         if not self._arrived:
-            self.books.book(self._between, wasted)
+            self.times.add(self._between, wasted)
         else:
-            self.books.book(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
+            self.times.add(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
         self.leave(at)
 
     def leave(self, at: float | None = None) -> None:
@@ -125,13 +125,13 @@ class RankSlotClock:
     def _waiting(self) -> bool:
         return any(timer.running for timer in self._outside.values())
 
-    def _hear(self, still_open: float, at: float | None) -> None:
-        self._heard.stop()
-        self._heard.start(at)
+    def _set_unreported(self, still_open: float, at: float | None) -> None:
+        self._unreported.stop()
+        self._unreported.start(at)
         self._stepped_at, self.open = None, still_open
 
     def _forget(self) -> None:
-        self._heard.stop()
+        self._unreported.stop()
         self.pid, self.open, self._stepped_at = None, 0.0, None
 
     def _wait(self, at: float | None = None) -> None:
@@ -149,7 +149,7 @@ class RankSlotClock:
 class _Process:
     """The last report of a process that uses Holdfast's loop."""
 
-    books: TimeByCause = field(default_factory=TimeByCause)
+    times: TimeByCause = field(default_factory=TimeByCause)
     activities: Mapping[str, float] = field(default_factory=dict)
     replaces: bool = False  # its start is part of a recovery
 
@@ -180,7 +180,7 @@ class GoodputAccounts:
         self._exposure = Timer(clock)
         self._exposure.start()
         self._empty = RankSlotClock(clock, idle=False)
-        self._seats: dict[int, RankSlotClock] = {}
+        self._slots: dict[int, RankSlotClock] = {}
         self._processes: dict[int, _Process] = {}
         self._standbys: dict[int, Timer] = {}
         self._standby = 0.0
@@ -189,7 +189,7 @@ class GoodputAccounts:
         self._blamed_at: float | None = None  # in the attempt that the ranks are in
         self._activities = dict.fromkeys(map(str, MEASURED), 0.0)
         self._recoveries: dict[tuple[str, str], Histogram] = {}
-        self._spoken = False
+        self._any_report = False
         self._step: int | None = None
         self._lines_up = True  # no rank has reported yet from which step the attempt continues
         self.highest = 0
@@ -199,8 +199,8 @@ class GoodputAccounts:
 
     def phase(self, phase: Phase) -> None:
         """Set the launcher's phase."""
-        for seat in (self._empty, *self._seats.values()):
-            seat.waits(idle=phase in _WAITS_FOR_OTHERS)
+        for slot in (self._empty, *self._slots.values()):
+            slot.waits(idle=phase in _WAITS_FOR_OTHERS)
 
     def standby(self, pid: int) -> None:
         """A process runs the script and is on standby for a world."""
@@ -210,14 +210,14 @@ class GoodputAccounts:
     def hello(self, pid: int, local_rank: int) -> None:
         """A process entered a world in this slot."""
         self._end_standby(pid)
-        before = self._seat(pid)
+        before = self._slot(pid)
         if before is not None:  # the process lives and reports its time in the new slot itself
             before.leave()
-        seat = self._seats.setdefault(local_rank, self._empty.copy())
-        if seat.pid is not None:
-            seat.lost(hung=False)
-        self._processes.setdefault(pid, _Process(replaces=seat.trained))
-        seat.take(pid)
+        slot = self._slots.setdefault(local_rank, self._empty.copy())
+        if slot.pid is not None:
+            slot.lost(hung=False)
+        self._processes.setdefault(pid, _Process(replaces=slot.trained))
+        slot.take(pid)
         self._lines_up, self._blamed_at = True, None
         if self._failed is not None:
             self._failed.entered, self._failed.restored = self._clock(), None
@@ -225,14 +225,14 @@ class GoodputAccounts:
     def account(self, pid: int, report: Mapping[str, Any]) -> None:
         """Add the accounts that a process reported."""
         process = self._processes.setdefault(pid, _Process())
-        books = TimeByCause(report["seconds"])
-        added, process.books = books.since(process.books), books
+        times = TimeByCause(report["seconds"])
+        added, process.times = times.since(process.times), times
         self._measure(process, report.get("activities") or {})
-        seat = self._seat(pid)
-        if seat is None:
+        slot = self._slot(pid)
+        if slot is None:
             return
-        self._spoken = True
-        seat.told(_again(added) if process.replaces else added, report)
+        self._any_report = True
+        slot.add_report(_again(added) if process.replaces else added, report)
 
     def restored(self, step: int) -> None:
         """A rank has its state, at `step`.
@@ -248,9 +248,9 @@ class GoodputAccounts:
 
     def stepped(self, pid: int, step: int, at: float | None = None) -> Recovery | None:
         """Record a completed step of a rank. The first step after a failure ends the recovery, which is returned."""
-        seat = self._seat(pid)
-        if seat is not None:
-            seat.stepped(at)
+        slot = self._slot(pid)
+        if slot is not None:
+            slot.stepped(at)
         if step == self._step:
             return None
         self.steps += 1
@@ -269,32 +269,32 @@ class GoodputAccounts:
     def ended(self, pid: int, *, hung: bool) -> None:
         """A process ended; `hung`: this launcher ended it because it hung."""
         self._end_standby(pid)
-        seat = self._seat(pid)
-        if seat is not None:
-            seat.lost(hung=hung, blamed_at=self._blamed_at)
+        slot = self._slot(pid)
+        if slot is not None:
+            slot.lost(hung=hung, blamed_at=self._blamed_at)
         self._processes.pop(pid, None)
 
     @property
-    def books(self) -> FailureBooks:
+    def times(self) -> FailureBooks:
         """The number of failed attempts, and the time in which they occurred."""
         return FailureBooks(id=self._id, failures=self.failures, seconds=self._exposure.seconds)
 
     def to_json(self) -> dict[str, Any] | None:
         """Return `accounting` of the status; None until a rank has reported its accounts."""
-        if not self._spoken:
+        if not self._any_report:
             return None
-        seats = list(self._seats.values())
-        books = TimeByCause()
-        for seat in seats:
-            books = books.plus(seat.view())
-        wall = sum(seat.wall.seconds for seat in seats)
-        pending = sum(seat.silent + seat.open for seat in seats)
+        slots = list(self._slots.values())
+        times = TimeByCause()
+        for slot in slots:
+            times = times.plus(slot.view())
+        wall = sum(slot.wall.seconds for slot in slots)
+        pending = sum(slot.silent + slot.open for slot in slots)
         return {
             "wallSeconds": round(wall, 6),
             "pendingSeconds": round(pending, 6),
-            "unattributedSeconds": round(wall - pending - books.total, 6),
+            "unattributedSeconds": round(wall - pending - times.total, 6),
             "standbySeconds": round(self._standby + sum(timer.seconds for timer in self._standbys.values()), 6),
-            "seconds": books.to_json(),
+            "seconds": times.to_json(),
             "activities": {activity: round(seconds, 6) for activity, seconds in self._activities.items()},
             "steps": self.steps,
             "lostSteps": self.lost_steps,
@@ -307,10 +307,10 @@ class GoodputAccounts:
         }
 
     def _measure(self, process: _Process, activities: Mapping[str, Any]) -> None:
-        told = {name: float(seconds) for name, seconds in activities.items() if name in self._activities}
-        for name, seconds in told.items():
+        known = {name: float(seconds) for name, seconds in activities.items() if name in self._activities}
+        for name, seconds in known.items():
             self._activities[name] += seconds - process.activities.get(name, 0.0)
-        process.activities = told
+        process.activities = known
 
     def _recovered(self) -> Recovery | None:
         failed, now = self._failed, self._clock()
@@ -324,8 +324,8 @@ class GoodputAccounts:
         self._failed = None
         return Recovery(cause=failed.cause, seconds=seconds)
 
-    def _seat(self, pid: int) -> RankSlotClock | None:
-        return next((seat for seat in self._seats.values() if seat.pid == pid), None)
+    def _slot(self, pid: int) -> RankSlotClock | None:
+        return next((slot for slot in self._slots.values() if slot.pid == pid), None)
 
     def _end_standby(self, pid: int) -> None:
         timer = self._standbys.pop(pid, None)
@@ -333,7 +333,7 @@ class GoodputAccounts:
             self._standby += timer.seconds
 
 
-def _again(books: TimeByCause) -> TimeByCause:
+def _again(times: TimeByCause) -> TimeByCause:
     """Book the startup of a replacement process as part of the recovery."""
-    entering = TimeByCause({Spent.STARTUP: books[Spent.STARTUP]})
-    return books.since(entering).plus(TimeByCause({Spent.RESTART: books[Spent.STARTUP]}))
+    entering = TimeByCause({Spent.STARTUP: times[Spent.STARTUP]})
+    return times.since(entering).plus(TimeByCause({Spent.RESTART: times[Spent.STARTUP]}))

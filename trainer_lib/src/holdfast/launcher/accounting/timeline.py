@@ -49,11 +49,11 @@ class Timeline:
             self._sampled_at, self._step = now, step
 
     def _append(self, line: bytes) -> None:
-        torn = self._make_room(len(line))
+        incomplete = self._rotate(len(line))
         with self._path.open("ab") as file:
-            file.write(b"\n" + line if torn else line)
+            file.write(b"\n" + line if incomplete else line)
 
-    def _make_room(self, wanted: int) -> bool:
+    def _rotate(self, needed: int) -> bool:
         """Rotate the file if necessary. Return whether the last line of an earlier writer lacks its line end."""
         if not self._path.exists():
             return False
@@ -61,7 +61,7 @@ class Timeline:
             size = file.seek(0, 2)
             if size == 0:
                 return False
-            if size + wanted <= self._max_bytes:
+            if size + needed <= self._max_bytes:
                 file.seek(-1, 2)
                 return file.read(1) != b"\n"
         self._path.replace(rotated(self._path))

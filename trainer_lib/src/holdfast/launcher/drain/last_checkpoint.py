@@ -25,12 +25,12 @@ class LastCheckpoint:
         self._now = pump.now
         self._node = node
         self._local = local
-        self._near = tiers
+        self._node_tiers = tiers
         self._uploads = uploads
         self._plan: Plan | None = None  # set while this worker must leave
 
     @property
-    def near(self) -> bool:
+    def has_node_tiers(self) -> bool:
         """Whether the last checkpoint is to be copied to another node's memory, even if no copy is due."""
         return self._plan is not None and PEER_TIER in self._plan.tiers
 
@@ -45,7 +45,9 @@ class LastCheckpoint:
         if drain is None or drain == before.drain or drain.cause is None:
             return
         step = self._local.progress.step_seconds or 0.0
-        self._plan = made = plan(self._tiers(after), drain.until - self._now(), wait=step, going=self._going(after))
+        self._plan = made = plan(
+            self._tiers(after), drain.until - self._now(), wait=step, leaving=self._leaving_nodes(after)
+        )
         chosen = " and ".join(made.tiers)
         if SHARED_TIER not in made.tiers:
             chosen += f" (and then on {SHARED_TIER}, too late)"
@@ -57,11 +59,11 @@ class LastCheckpoint:
     def _tiers(self, state: State) -> list[TierEstimate]:
         """Return the tiers in the order in which a last checkpoint fills them."""
         world, speeds = state.world, self._local.speeds
-        near = [] if world is None else self._near.estimates(speeds, world.members)
+        of_nodes = [] if world is None else self._node_tiers.estimates(speeds, world.members)
         copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
-        return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
+        return [*of_nodes, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
 
-    def _going(self, state: State) -> frozenset[str]:
+    def _leaving_nodes(self, state: State) -> frozenset[str]:
         """Return the nodes whose memory will be lost. This worker's memory is lost with its pod."""
-        said = [peer.hello.notice for peer in state.peers.values() if peer.hello and peer.hello.notice]
-        return frozenset({self._node, *(notice.node for notice in said)})
+        notices = [peer.hello.notice for peer in state.peers.values() if peer.hello and peer.hello.notice]
+        return frozenset({self._node, *(notice.node for notice in notices)})

@@ -61,18 +61,20 @@ class Plan:
 
 
 def plan(
-    tiers: Sequence[TierEstimate], notice: float, *, wait: float = 0.0, going: Collection[str | None] = frozenset()
+    tiers: Sequence[TierEstimate], notice: float, *, wait: float = 0.0, leaving: Collection[str | None] = frozenset()
 ) -> Plan:
     """Return the tiers that fit into the notice (seconds).
 
     Tiers of unknown speed are included if they do not delay a tier of known speed. Tiers are filled in the given
-    order, after the current step, which takes `wait` seconds. A tier on a node in `going` is useful only as the
+    order, after the current step, which takes `wait` seconds. A tier on a node in `leaving` is useful only as the
     source of another one.
 
     If all known tiers are too slow, the plan includes those of unknown speed, or else the fastest one: it may still
     finish in time.
     """
-    case = _Case(tiers={tier.name: tier for tier in tiers}, budget=SHARE * max(0.0, notice), wait=wait, going=going)
+    case = _Case(
+        tiers={tier.name: tier for tier in tiers}, budget=SHARE * max(0.0, notice), wait=wait, leaving=leaving
+    )
     taken = _fitting(case)
     if any(map(case.worth, taken)):
         taken = taken | _behind(case, taken)
@@ -94,12 +96,12 @@ class _Case:
     tiers: Mapping[str, TierEstimate]
     budget: float
     wait: float
-    going: Collection[str | None]
+    leaving: Collection[str | None]
 
     def worth(self, name: str) -> bool:
         """Whether the bytes of a tier remain after the leaving nodes are gone."""
         node = self.tiers[name].node
-        return node is None or node not in self.going
+        return node is None or node not in self.leaving
 
     def in_time(self, end: float | None) -> bool:
         """Whether an end at this time is within the budget."""
@@ -196,12 +198,12 @@ def _plus(at: float | None, seconds: float | None) -> float | None:
 
 
 def _reason(case: _Case, notice: float, ends: Mapping[str, float | None]) -> str:
-    told = "; ".join(f"{name}: {_told(case, name, end)}" for name, end in ends.items()) or "there is no tier"
+    texts = "; ".join(f"{name}: {_tier_text(case, name, end)}" for name, end in ends.items()) or "there is no tier"
     step = f", including {case.wait:.1f} s for the step in progress" if round(case.wait, 1) else ""
-    return f"{case.budget:.1f} s of the notice of {notice:.1f} s are usable{step} ({told})"
+    return f"{case.budget:.1f} s of the notice of {notice:.1f} s are usable{step} ({texts})"
 
 
-def _told(case: _Case, name: str, end: float | None) -> str:
+def _tier_text(case: _Case, name: str, end: float | None) -> str:
     done = "not measured" if end is None else f"done in {end:.1f} s"
     return done if case.worth(name) else f"{done}, and lost with node {case.tiers[name].node}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Any
 
 from holdfast.core.log_format import rfc3339
@@ -15,6 +16,8 @@ from holdfast.launcher.ranks.event_adapter import LocalRanks
 
 _log = logging.getLogger("holdfast.launcher")
 _POLL_SECONDS = 0.05
+# The operator reads this many. Requests may come for weeks, and the sidecar reads no status of more than 1 MiB.
+_MOST_NOTICES = 32
 # Seconds that remain for a clean exit if the deadline has passed and the launcher still runs.
 LEAST_DRAIN_SECONDS = 1.0
 
@@ -23,7 +26,7 @@ class Requests:
     """Turns requests into events, and keeps those that the status shows."""
 
     def __init__(self, pump: EventPump, touch: TouchFile, local: LocalRanks, node: str) -> None:
-        self.notices: list[dict[str, Any]] = []
+        self.notices: deque[dict[str, Any]] = deque(maxlen=_MOST_NOTICES)
         self._touch = touch
         self._local = local
         self._node = node
@@ -44,7 +47,7 @@ class Requests:
             self.notices.append(_notice(request, self._pump.now()))
         self._local.expect_answer(request.id)
         if request.drain:
-            node = self._node if request.node_goes else ""
+            node = self._node if request.node_leaves else ""
             until = self._until(request)
             self._pump.feed(DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
         else:

@@ -35,7 +35,7 @@ class Request:
     document: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def node_goes(self) -> bool:
+    def node_leaves(self) -> bool:
         """Whether the sidecar reports that the whole machine goes away. A source name identifies the sidecar."""
         return self.drain and bool(self.source)
 

@@ -15,10 +15,10 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.hang import stack_dumps
 from holdfast.launcher.hang.activity_pages import ActivityPages
 from holdfast.launcher.hang.cpu_starvation import cpu_times
-from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, Sight
+from holdfast.launcher.hang.detectors.observation import AbsentRank, HangSettings, HangVerdict, Observed, ObservedRank
 from holdfast.launcher.hang.detectors.watchdog import Watchdog
 from holdfast.launcher.hang.stack_dumps import Source, StackDump
-from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
+from holdfast.launcher.hang.stall_reports import NO_REMOTE_STALLS, RemoteStalls, Stall
 from holdfast.launcher.host.run_dir import STACKS_DIR
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
@@ -57,14 +57,14 @@ class Hung(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class WatchInput:
     """The ranks that entered the attempt, those that left one and are in none, and the reports of other launchers."""
 
     attempt_id: AttemptId
     world_size: int
     ranks: Sequence[Watched]
     absent: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
-    elsewhere: Elsewhere = NOBODY
+    remote: RemoteStalls = NO_REMOTE_STALLS
 
 
 class HangWatch:
@@ -95,21 +95,21 @@ class HangWatch:
         """Whether no stacks are being saved."""
         return self._ending is None
 
-    def look(self, scene: Scene) -> tuple[Stall, ...] | None:
+    def check(self, observed: WatchInput) -> tuple[Stall, ...] | None:
         """Judge these ranks. Return the report for other launchers; None if it did not change."""
         if not self._finished():
             return None
-        ranks = [*scene.ranks, *(rank for rank, _, _ in scene.absent)]
+        ranks = [*observed.ranks, *(rank for rank, _, _ in observed.absent)]
         readings = {rank.slot: reading for rank in ranks if (reading := self.activity_pages.read(rank.slot))}
-        seen, now = _observed(scene, readings), time.monotonic()
+        seen, now = _observed(observed, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
         for text in self._watchdog.warnings:
-            _log.warning("%s", text, extra={"fields": {"attempt": str(scene.attempt_id)}})
+            _log.warning("%s", text, extra={"fields": {"attempt": str(observed.attempt_id)}})
         if verdicts:
-            self._found(scene.attempt_id, verdicts[0].message)
+            self._found(observed.attempt_id, verdicts[0].message)
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
             self._ending = asyncio.get_running_loop().create_task(
-                self._end(verdicts, sources, ranks, scene.attempt_id)
+                self._end(verdicts, sources, ranks, observed.attempt_id)
             )
         return self._watchdog.stalls(seen, now)
 
@@ -117,7 +117,7 @@ class HangWatch:
         """Save the stacks of these ranks, and judge none meanwhile: another launcher ends one of its ranks."""
         if not self._finished():
             return  # a local hang, most likely the same one, is being saved
-        self._watchdog.hung_elsewhere(attempt_id)
+        self._watchdog.remote_hang(attempt_id)
         sources = [self._source(rank, self.activity_pages.read(rank.slot)) for rank in ranks]
         self._ending = asyncio.get_running_loop().create_task(self._save_stacks(sources, message, attempt_id))
 
@@ -149,14 +149,14 @@ class HangWatch:
     ) -> None:
         """End the ranks, even those that continued: the signal may have interrupted a call unexpectedly."""
         dumps = await stack_dumps.gather(sources)
-        elsewhere = {
+        remote = {
             rank.slot for rank in ranks if rank.greeted and rank.attempt_id != attempt_id
         }  # in another attempt by now
         for verdict in verdicts:
-            if verdict.slot in elsewhere:
-                self._tell(verdict, dumps, attempt_id)
+            if verdict.slot in remote:
+                self._report(verdict, dumps, attempt_id)
             elif not self._left(verdict):
-                self._tell(verdict, dumps, attempt_id)
+                self._report(verdict, dumps, attempt_id)
                 self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
 
     def _left(self, verdict: HangVerdict) -> bool:
@@ -164,7 +164,7 @@ class HangWatch:
         now = self.activity_pages.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
-    def _tell(self, verdict: HangVerdict, dumps: Sequence[StackDump], attempt_id: AttemptId) -> None:
+    def _report(self, verdict: HangVerdict, dumps: Sequence[StackDump], attempt_id: AttemptId) -> None:
         dump = next((dump for dump in dumps if dump.rank == verdict.rank), None)
         fields = {"rank": verdict.rank, "kernel": dump.kernel if dump else "", "at": dump.top if dump else ()}
         self._keep(verdict.message, dumps, attempt_id, fields)
@@ -180,24 +180,24 @@ class HangWatch:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
 
 
-def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
+def _observed(observed: WatchInput, readings: Mapping[int, Reading]) -> Observed:
     times = {reading.pid: cpu_times(reading.pid) for reading in readings.values()}
     return Observed(
-        attempt_id=scene.attempt_id,
-        world_size=scene.world_size,
-        sights=tuple(
-            Sight(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
-            for rank in scene.ranks
+        attempt_id=observed.attempt_id,
+        world_size=observed.world_size,
+        ranks_here=tuple(
+            ObservedRank(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
+            for rank in observed.ranks
             if rank.slot in readings
         ),
         absent=tuple(
             AbsentRank(
                 slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited
             )
-            for rank, left_at, awaited in scene.absent
+            for rank, left_at, awaited in observed.absent
             if rank.slot in readings
         ),
-        elsewhere=scene.elsewhere,
+        remote=observed.remote,
         cpu_waits={pid: waited for pid, (_, waited) in times.items()},
         cpu_runs={pid: ran for pid, (ran, _) in times.items()},
     )

@@ -56,12 +56,12 @@ class StackDump:
 async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -> list[StackDump]:
     """Signal all processes at once, and wait at most this long for those that can answer."""
     before = {source.file: _size(source.file) for source in sources}
-    asked = [source for source in sources if _ask(source)]
+    requested = [source for source in sources if _request(source)]
     sizes = dict(before)
     for _ in range(round(seconds / _LOOK_SECONDS)):  # looks, not seconds: CPU starvation must not shorten it
         await asyncio.sleep(_LOOK_SECONDS)
         last, sizes = sizes, {source.file: _size(source.file) for source in sources}
-        if all(before[s.file] < sizes[s.file] == last[s.file] or _stopped(s.pid) for s in asked):
+        if all(before[s.file] < sizes[s.file] == last[s.file] or _stopped(s.pid) for s in requested):
             break
     return [_dump(source, before[source.file]) for source in sources]
 
@@ -76,7 +76,7 @@ def keep(folder: Path, name: str, message: str, dumps: Sequence[StackDump]) -> P
     return path
 
 
-def _ask(source: Source) -> bool:
+def _request(source: Source) -> bool:
     """Send the signal only to a local process that announced it: any other process would end."""
     with contextlib.suppress(OSError):
         if source.pid and source.signal and os.getpgid(source.pid) == source.leader:

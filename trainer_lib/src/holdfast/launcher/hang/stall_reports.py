@@ -39,14 +39,14 @@ class Stall(JsonFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class RemoteStalls:
     """The reports of the other launchers. `outdated`: one has stopped reporting, so its report may be outdated."""
 
     stalls: tuple[Stall, ...] = ()
     outdated: bool = False
 
 
-NOBODY: Final = Elsewhere()
+NO_REMOTE_STALLS: Final = RemoteStalls()
 
 
 class ReportedSeconds:

@@ -27,10 +27,10 @@ class MembershipFile:
     async def watch(self) -> None:
         """Look every 50 ms until cancelled: one stat, and a read only after a change."""
         while True:
-            self.look()
+            self.read_if_changed()
             await asyncio.sleep(_POLL_SECONDS)
 
-    def look(self) -> bool:
+    def read_if_changed(self) -> bool:
         """Pass on the content if it changed. Return whether it changed."""
         now = stamp(self._path)
         if now is None or now == self._seen:

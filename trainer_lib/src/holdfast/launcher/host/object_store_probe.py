@@ -29,13 +29,13 @@ def rehearse(url: str, name: str) -> Check:
             return Check(result=Result.SKIPPED, message=f"{store.url} is a folder, not an object store")
         lacks = store.rehearse(name)
     except HoldfastError as error:
-        words = str(error).removesuffix("; nothing was concluded")
-        return Check(result=Result.FAILED, message=words, of_the_job=of_the_job(error))
-    words = "; ".join([f"{store.url} can list, write, read and delete objects", *lacks])
-    return Check(result=Result.PASSED, message=words)
+        text = str(error).removesuffix("; nothing was concluded")
+        return Check(result=Result.FAILED, message=text, concerns_job=concerns_job(error))
+    text = "; ".join([f"{store.url} can list, write, read and delete objects", *lacks])
+    return Check(result=Result.PASSED, message=text)
 
 
-def of_the_job(error: HoldfastError) -> bool:
+def concerns_job(error: HoldfastError) -> bool:
     """Whether another node would fail too: the job's settings are wrong, or the store refused the request.
 
     Missing credentials may be the node's fault: they may come from the node's role.
@@ -50,7 +50,7 @@ def main() -> int:
     """Print the result as one line of JSON."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     check = rehearse(sys.argv[1], sys.argv[2])
-    print(json.dumps({"result": check.result, "message": check.message, "ofTheJob": check.of_the_job}))
+    print(json.dumps({"result": check.result, "message": check.message, "ofTheJob": check.concerns_job}))
     return 0
 
 

@@ -51,13 +51,13 @@ class Check:
 
     result: Result
     message: str
-    of_the_job: bool = False
+    concerns_job: bool = False
     """The check failed because of the job's settings, for example wrong credentials, and not because of the node."""
 
     def document(self, name: str) -> dict[str, Any]:
         """Return one entry of `preflight.json`."""
         found = {"name": name, "result": str(self.result), "message": self.message}
-        return {**found, "blame": "Job"} if self.of_the_job else found
+        return {**found, "blame": "Job"} if self.concerns_job else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,22 +173,24 @@ def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> 
 
 
 def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: int | None) -> Check:
-    piece, begun = os.urandom(PIECE_BYTES), monotonic()
+    piece, started = os.urandom(PIECE_BYTES), monotonic()
     for written in range(0, TRIAL_BYTES, PIECE_BYTES):
-        if monotonic() - begun > needs.seconds:
-            told = f"only {format_size(written)} were written to the checkpoint volume within {needs.seconds:.0f} s"
-            return _failed(told)
+        if monotonic() - started > needs.seconds:
+            outcome = (
+                f"only {format_size(written)} were written to the checkpoint volume within {needs.seconds:.0f} s"
+            )
+            return _failed(outcome)
         volume.write(piece)
     volume.sync()
-    pace = TRIAL_BYTES / max(monotonic() - begun, 1e-3)
+    pace = TRIAL_BYTES / max(monotonic() - started, 1e-3)
     volume.use_names()
     if pace < needs.write_bytes:
         return _failed(
             f"the checkpoint volume writes {format_size(pace)}/s, {format_size(needs.write_bytes)}/s are required"
             " (preflight.storage.minWriteBytesPerSecond)"
         )
-    room = "" if free is None else f"{format_size(free)} are free, "
-    return Check(result=Result.PASSED, message=f"{room}{format_size(pace)}/s are written")
+    free_text = "" if free is None else f"{format_size(free)} are free, "
+    return Check(result=Result.PASSED, message=f"{free_text}{format_size(pace)}/s are written")
 
 
 def _failed(message: str) -> Check:
@@ -196,8 +198,8 @@ def _failed(message: str) -> Check:
 
 
 def _why(error: OSError) -> str:
-    mend = {errno.EACCES: "; let the trainer's user write there", errno.ENOSPC: "; delete files"}
-    return f"{error.strerror}{mend.get(error.errno or 0, '')}"
+    advice = {errno.EACCES: "; let the trainer's user write there", errno.ENOSPC: "; delete files"}
+    return f"{error.strerror}{advice.get(error.errno or 0, '')}"
 
 
 def try_store(command: Sequence[str], seconds: float) -> Check:
@@ -217,18 +219,18 @@ def try_store(command: Sequence[str], seconds: float) -> Check:
         return _failed(f"the object store has not answered within {seconds:.0f} s")
     except OSError as error:
         return _failed(f"the object store check cannot start: {error.strerror}")
-    return _told_by(ended)
+    return _to_check(ended)
 
 
-def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
+def _to_check(ended: subprocess.CompletedProcess[bytes]) -> Check:
     """Return the last line. The exit code is not reliable: as PID 1, the launcher may have reaped the process."""
     try:
-        told = json.loads(ended.stdout.decode().splitlines()[-1])
-        result = Result(told["result"])
-        return Check(result=result, message=str(told["message"]), of_the_job=bool(told["ofTheJob"]))
+        outcome = json.loads(ended.stdout.decode().splitlines()[-1])
+        result = Result(outcome["result"])
+        return Check(result=result, message=str(outcome["message"]), concerns_job=bool(outcome["ofTheJob"]))
     except (ValueError, LookupError, TypeError):
-        said = (ended.stderr.decode(errors="replace").splitlines() or ["it wrote no error"])[-1]
-        return _failed(f"the object store check failed: {said}")
+        output = (ended.stderr.decode(errors="replace").splitlines() or ["it wrote no error"])[-1]
+        return _failed(f"the object store check failed: {output}")
 
 
 class Board:
@@ -239,7 +241,7 @@ class Board:
         self._lock = threading.Lock()
         self._checks: dict[str, Check] = {}
 
-    def tell(self, name: str, check: Check) -> bool:
+    def report(self, name: str, check: Check) -> bool:
         """Write a result if it changed. Return whether the file contains it."""
         with self._lock:
             if check == self._checks.get(name):
@@ -276,14 +278,14 @@ class Trial:
 
     def begin(self, words: str) -> None:
         """Publish that the check runs, then run it on a separate thread."""
-        self._board.tell(self._name, Check(result=Result.RUNNING, message=words))
+        self._board.report(self._name, Check(result=Result.RUNNING, message=words))
         threading.Thread(target=self.run, name=f"preflight-{self._name}", daemon=True).start()
 
     def run(self) -> None:
         """Repeat until the check has succeeded and the result is written: the worker waits for it."""
         while True:
             check = self._tried()
-            if self._board.tell(self._name, check) and check.result is not Result.FAILED:
+            if self._board.report(self._name, check) and check.result is not Result.FAILED:
                 return
             self._sleep(_RETRY_SECONDS)
 
@@ -319,7 +321,7 @@ def _needs(environment: Environment) -> Needs | None:
 
 def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
     if environment.checkpoint_dir is None:
-        board.tell(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
+        board.report(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
         return
     volume = Folder(environment.checkpoint_dir, environment.pod_name or environment.pod_uid)
     Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("checking the checkpoint volume")
@@ -327,7 +329,7 @@ def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
 
 def _start_store(board: Board, environment: Environment, url: str) -> None:
     if not url:
-        board.tell(OBJECT_STORE, Check(result=Result.SKIPPED, message="there is no object store"))
+        board.report(OBJECT_STORE, Check(result=Result.SKIPPED, message="there is no object store"))
         return
     name = environment.pod_name or environment.pod_uid
     command = own_program("holdfast.launcher.host.object_store_probe", url, name)

@@ -67,8 +67,8 @@ def redact(text: str) -> str:
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last informative lines, cut to a length that fits into messages to other launchers."""
-    telling = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
-    return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
+    relevant = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
+    return tuple(line.rstrip()[:MAX_TEXT] for line in relevant)[-_MAX_LINES:]
 
 
 def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return last_lines(lines)
 
 
-def last_words(ending: Ending) -> str:
+def final_message(ending: Ending) -> str:
     """Return the last message of the launcher: why the job failed; "" if it did not fail."""
     if not ending.final or ending.code == ExitCode.COMPLETE:
         return ""

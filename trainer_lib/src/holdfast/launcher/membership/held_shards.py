@@ -23,7 +23,7 @@ class HeldShards(JsonFields):
     shards: frozenset[int]
 
 
-def together(parts: Iterable[HeldShards]) -> HeldShards | None:
+def joined(parts: Iterable[HeldShards]) -> HeldShards | None:
     """Return the shards of the newest state that all ranks of a launcher hold; None if the model is not sharded."""
     parts = list(parts)
     newest = max((part.attempt_id for part in parts), default=None)
@@ -35,9 +35,9 @@ def together(parts: Iterable[HeldShards]) -> HeldShards | None:
     )
 
 
-def left_out(order: Sequence[str], room: int, held: Mapping[str, HeldShards]) -> frozenset[str] | None:
-    """Return the members outside a world of size `room`: the last ones whose shards of the newest state others hold
-    too.
+def left_out(order: Sequence[str], capacity: int, held: Mapping[str, HeldShards]) -> frozenset[str] | None:
+    """Return the members outside a world of size `capacity`: the last ones whose shards of the newest state others
+    hold too.
 
     None if all members together lack a shard, or if no such world was found.
     """
@@ -49,7 +49,7 @@ def left_out(order: Sequence[str], room: int, held: Mapping[str, HeldShards]) ->
     out: set[str] = set()
     for uid in reversed(order):
         shards = have.get(uid, frozenset())
-        if len(order) - len(out) > room and all(holders[shard] > 1 for shard in shards):
+        if len(order) - len(out) > capacity and all(holders[shard] > 1 for shard in shards):
             holders.subtract(shards)
             out.add(uid)
-    return frozenset(out) if len(order) - len(out) == room else None
+    return frozenset(out) if len(order) - len(out) == capacity else None

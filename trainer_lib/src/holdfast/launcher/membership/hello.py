@@ -10,7 +10,7 @@ from holdfast.launcher.membership.state import Phase
 from holdfast.launcher.membership.transition import Transition
 
 
-def gossip(turn: Transition) -> None:
+def send_hello(turn: Transition) -> None:
     """Send the complete state to all peers: on every change, and once per second."""
     hello = _present(turn)
     if hello == turn.state.hello and turn.now < turn.state.hello_at + turn.rules.resend:
@@ -38,7 +38,7 @@ def _present(turn: Transition) -> Hello:
         ready=state.ready and state.leaving is None,
         prepared=state.prepared,
         draining=state.drain is not None,
-        stays=drain.would_stay(turn),
+        stays=drain.could_postpone(turn),
         notice=drain.notice(turn),
         done=attempt is not None and attempt.done,
         failed=failed,

@@ -9,7 +9,7 @@ from holdfast.launcher.membership.events import RequestCheckpoint
 from holdfast.launcher.membership.transition import Transition
 
 
-def see(turn: Transition, membership: Membership) -> None:
+def update_membership(turn: Transition, membership: Membership) -> None:
     """Rule 1: a new generation only changes which worlds may be proposed and accepted."""
     known = turn.membership
     if known is not None and conflicts(known, membership.generation, membership.publication):
@@ -22,7 +22,7 @@ def see(turn: Transition, membership: Membership) -> None:
     turn.set(membership=membership, incidents=open_ones, seen_at=turn.now if new else turn.state.seen_at)
     foreign_claims.stop_for(turn, ())
     if membership.checkpoint is not None:
-        ask(turn, membership.checkpoint.id, membership.checkpoint.reason)
+        request_checkpoint(turn, membership.checkpoint.id, membership.checkpoint.reason)
     if turn.state.me in membership.drain:
         reason = f"the operator requested it in revision {membership.revision}"
         drain.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
@@ -33,7 +33,7 @@ def conflicts(known: Membership, generation: int, publication: str) -> bool:
     return known.generation == generation and known.publication != publication
 
 
-def ask(turn: Transition, id_: str, reason: str) -> None:
+def request_checkpoint(turn: Transition, id_: str, reason: str) -> None:
     """Pass a request on once. Before the first step of an attempt, the request waits for that step."""
     state = turn.state
     if id_ in state.requests:

@@ -32,14 +32,14 @@ class Exhaustion:
     def takes(self, incident: Incident) -> bool:
         """Whether this end of an attempt belongs to the exhaustion."""
         soon = incident.detected < min(self.last + GAP, self.began + SPAN)  # times of the reporting launchers
-        return soon and incident.attempt_id > self.ends[-1] and _may_come_of_it(incident.failure, self.pod)
+        return soon and incident.attempt_id > self.ends[-1] and _may_result_from(incident.failure, self.pod)
 
     def whole(self, attempt_id: AttemptId) -> AttemptId | None:
         """Return the attempt with which this attempt's end is counted; None if it is the first, or unrelated."""
         return self.ends[0] if attempt_id in self.ends[1:] else None
 
 
-def _may_come_of_it(failure: Failure, pod: str) -> bool:
+def _may_result_from(failure: Failure, pod: str) -> bool:
     """Whether a failure may result from the exhaustion: an unrequested failure of that pod, or only a lost peer."""
     if failure.cause in (Cause.INTERRUPTION, Cause.APPLICATION):
         return False
@@ -60,5 +60,5 @@ def noted(known: Exhaustion | None, incident: Incident) -> Exhaustion | None:
 
 def better(known: Failure | None, told: Failure) -> Failure:
     """Return the newer of two failures of one attempt, unless it is a lost peer and the known one is a kill."""
-    blind = told.priority is Priority.PEER_LOST and known is not None and known.priority is Priority.OOM
-    return known if known is not None and blind else told
+    peer_lost_over_oom = told.priority is Priority.PEER_LOST and known is not None and known.priority is Priority.OOM
+    return known if known is not None and peer_lost_over_oom else told

@@ -19,7 +19,7 @@ from holdfast.launcher.membership.attempt_end import (
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import How, KeepStacks
 from holdfast.launcher.membership.formation import acceptance, proposal_answers
-from holdfast.launcher.membership.membership_update import conflicts, see
+from holdfast.launcher.membership.membership_update import conflicts, update_membership
 from holdfast.launcher.membership.messages import Failure, Hello, Priority, ShareMembership
 from holdfast.launcher.membership.state import Peer
 from holdfast.launcher.membership.transition import Transition, lost
@@ -62,7 +62,7 @@ def received(turn: Transition, event: events.Received) -> None:
         case Hello():
             _hello(turn, event.sender, message)
         case ShareMembership():
-            see(turn, message.membership)
+            update_membership(turn, message.membership)
         case messages.Propose():
             acceptance.consider(turn, event.sender, message)
         case messages.Accept():
@@ -72,10 +72,10 @@ def received(turn: Transition, event: events.Received) -> None:
         case messages.Start():
             proposal_answers.enter(turn, message)
         case _:
-            _received_of_the_end(turn, event.sender, message)
+            _on_end_message(turn, event.sender, message)
 
 
-def _received_of_the_end(turn: Transition, sender: str, message: messages.Message) -> None:
+def _on_end_message(turn: Transition, sender: str, message: messages.Message) -> None:
     match message:
         case messages.Confirm():
             completion.confirm(turn, sender, message.attempt_id)
@@ -86,13 +86,13 @@ def _received_of_the_end(turn: Transition, sender: str, message: messages.Messag
         case messages.GiveUp():
             budgets.give_up(turn, message.incident, message.message)
         case messages.Hang():
-            _hang_elsewhere(turn, sender, message)
+            _on_remote_hang(turn, sender, message)
         case messages.Leaving():
             completion.left(turn, sender, message.code)
             _member_lost(turn, sender, How.LEFT)
 
 
-def _hang_elsewhere(turn: Transition, sender: str, hang: messages.Hang) -> None:
+def _on_remote_hang(turn: Transition, sender: str, hang: messages.Hang) -> None:
     attempt = turn.attempt
     if attempt is not None and attempt.world.attempt_id == hang.attempt_id and sender in attempt.world.uids:
         turn.do(KeepStacks(attempt_id=hang.attempt_id, message=hang.message))
@@ -127,7 +127,7 @@ def _compare(turn: Transition, sender: str, hello: Hello) -> None:
     """Process what a member reports about this attempt: it failed there, or was left for a higher one."""
     attempt = turn.attempt
     if hello.failed is not None and hello.failure is not None and not hello.draining:
-        incidents.know_better(turn, hello.failed, hello.failure)
+        incidents.revise_incident(turn, hello.failed, hello.failure)
     if attempt is None or sender not in attempt.world.uids:
         return
     attempt_id = attempt.world.attempt_id

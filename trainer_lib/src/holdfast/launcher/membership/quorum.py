@@ -16,14 +16,14 @@ from holdfast.launcher.membership.held_shards import HeldShards, left_out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weakened:
+class WeakenedQuorum:
     """Rules to disable, for tests that show that each rule is necessary. Production disables none."""
 
     majority: bool = False
     older_generations: bool = False
 
 
-NOTHING = Weakened()
+NOTHING = WeakenedQuorum()
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ OK = QuorumDecision(True)
 
 
 def may_be(
-    membership: Membership, world: frozenset[str], started: AttemptId | None, weakened: Weakened = NOTHING
+    membership: Membership, world: frozenset[str], started: AttemptId | None, weakened: WeakenedQuorum = NOTHING
 ) -> QuorumDecision:
     """Apply rules (b) and (c) to a world of this generation. `started` is the highest known started attempt."""
     size = right_size(membership, world, weakened)
@@ -48,7 +48,7 @@ def may_be(
     return OK if weakened.older_generations else no_older_world(membership, world, started)
 
 
-def right_size(membership: Membership, world: frozenset[str], weakened: Weakened = NOTHING) -> QuorumDecision:
+def right_size(membership: Membership, world: frozenset[str], weakened: WeakenedQuorum = NOTHING) -> QuorumDecision:
     """Rule (b): a strict majority, at least `minReplicas`, a multiple of `replicaStep`, all if it may not shrink."""
     rules, members = membership.rules, membership.uids
     if not world <= members:
@@ -109,10 +109,10 @@ def largest_world(
     For a sharded model, the world includes every shard that the candidates hold, if that is possible.
     """
     ordered = sorted(candidates)
-    room = len(ordered) - len(ordered) % rules.replica_step
-    out = left_out([member.pod_uid for member in ordered], room, held) if held else None
-    if not room or out is None:
-        return tuple(ordered[:room])
+    capacity = len(ordered) - len(ordered) % rules.replica_step
+    out = left_out([member.pod_uid for member in ordered], capacity, held) if held else None
+    if not capacity or out is None:
+        return tuple(ordered[:capacity])
     return tuple(member for member in ordered if member.pod_uid not in out)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.attempt import Json
-from holdfast.core.protocol import Cause
+from holdfast.core.protocol import OUT_OF_MEMORY_RETRIED, Cause
 
 if TYPE_CHECKING:
     from holdfast.launcher.membership.messages import Failure
@@ -93,7 +93,7 @@ class Restart:
     def ignores(self, failure: Failure) -> bool:
         """Whether the failure counts in no budget."""
         rule = self.match(failure)
-        return rule is not None and rule.action == IGNORE
+        return failure.reason == OUT_OF_MEMORY_RETRIED if rule is None else rule.action == IGNORE
 
 
 def first_match(rules: Sequence[Rule], failure: Failure) -> Rule | None:

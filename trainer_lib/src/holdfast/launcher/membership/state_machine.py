@@ -43,10 +43,10 @@ from holdfast.launcher.membership.attempt_end import completion, drain, failures
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import Action, Event, How, Note, RequestCheckpoint, Send, StartRanks
 from holdfast.launcher.membership.formation import acceptance, proposal_answers, proposals
-from holdfast.launcher.membership.hello import describe, gossip
-from holdfast.launcher.membership.membership_update import ask, see
+from holdfast.launcher.membership.hello import describe, send_hello
+from holdfast.launcher.membership.membership_update import request_checkpoint, update_membership
 from holdfast.launcher.membership.peers import peer_down, peer_up, received
-from holdfast.launcher.membership.quorum import NOTHING, Weakened
+from holdfast.launcher.membership.quorum import NOTHING, WeakenedQuorum
 from holdfast.launcher.membership.state import State
 from holdfast.launcher.membership.transition import Transition
 
@@ -59,7 +59,7 @@ class Decision:
     actions: tuple[Action, ...]
 
 
-def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -> Decision:
+def step(state: State, event: Event, now: float, weakened: WeakenedQuorum = NOTHING) -> Decision:
     """Process one event and everything that follows from it. `weakened` is for tests of the rules."""
     if state.exit is not None:
         return Decision(state=state, actions=())
@@ -73,7 +73,7 @@ def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -
 def _follow(turn: Transition) -> None:
     """Derive everything that follows from the state, in this order, independent of the event."""
     drain.postpone_drain(turn)
-    drain.heed_postponed(turn)
+    drain.resume_postponed_drain(turn)
     drain.settle_quiesced(turn)
     failures.settle_failures(turn)
     drain.settle_drain(turn)
@@ -84,7 +84,7 @@ def _follow(turn: Transition) -> None:
     waiting = _propose(turn)
     acceptance.accept(turn)
     proposal_answers.pursue(turn)
-    gossip(turn)
+    send_hello(turn)
     describe(turn, waiting)
     leaving.settle_leaving(turn)
 
@@ -133,7 +133,7 @@ def _tick(turn: Transition, _: events.Tick) -> None:
 
 
 def _membership_seen(turn: Transition, event: events.MembershipSeen) -> None:
-    see(turn, event.membership)
+    update_membership(turn, event.membership)
 
 
 def _store_opened(turn: Transition, event: events.StoreOpened) -> None:
@@ -168,7 +168,7 @@ def _rank_failed(turn: Transition, event: events.RankFailed) -> None:
     if _is_present(turn, event.attempt_id):
         turn.fail(failure)
     else:
-        incidents.know_better(turn, event.attempt_id, failure)
+        incidents.revise_incident(turn, event.attempt_id, failure)
 
 
 def _stalled(turn: Transition, event: events.Stalled) -> None:
@@ -219,7 +219,7 @@ def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
 
 
 def _checkpoint_asked(turn: Transition, event: events.CheckpointAsked) -> None:
-    ask(turn, event.id, event.reason)
+    request_checkpoint(turn, event.id, event.reason)
 
 
 def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:

@@ -11,7 +11,7 @@ from holdfast.launcher.membership.document import Member, Membership, Rules
 from holdfast.launcher.membership.events import Action, Send, StopRanks
 from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Hello, Message, Priority, Refuse
-from holdfast.launcher.membership.quorum import NOTHING, Weakened
+from holdfast.launcher.membership.quorum import NOTHING, WeakenedQuorum
 from holdfast.launcher.membership.state import Attempt, Peer, State
 
 DRAINED = "Drained"
@@ -20,7 +20,7 @@ DRAINED = "Drained"
 class Transition:
     """The state and actions that the rules read and change."""
 
-    def __init__(self, state: State, now: float, weakened: Weakened = NOTHING) -> None:
+    def __init__(self, state: State, now: float, weakened: WeakenedQuorum = NOTHING) -> None:
         self.state = state
         self.now = now
         self.weakened = weakened

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from holdfast.core.connections import Greetings
+from holdfast.core.connections import PendingHandshakes
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError
 from holdfast.core.limits import backoff
 from holdfast.launcher.membership.events import How
@@ -40,9 +40,9 @@ class Listener(Protocol):
     def peer_down(self, uid: str, how: How) -> None:
         """The connection is lost, or could not be opened for long enough."""
 
-    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None: ...
+    def peer_message(self, uid: str, body: Mapping[str, Any]) -> None: ...
 
-    def stranger(self) -> None:
+    def connection_rejected(self) -> None:
         """A connection was refused because it did not prove that it has the job's key."""
 
 
@@ -96,7 +96,7 @@ class ControlChannel:
         self._peers: dict[str, _Peer] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._greetings: Greetings[asyncio.StreamWriter] = Greetings()
+        self._handshakes: PendingHandshakes[asyncio.StreamWriter] = PendingHandshakes()
         self._complaints: dict[str, str] = {}
         self._clock = AwakeClock(heartbeat / 4)
         self.port = 0
@@ -215,7 +215,7 @@ class ControlChannel:
             peer.how = How.CLOSED
             self._complain(peer.uid, error)
             if isinstance(error, AuthenticationError):
-                self._listener.stranger()
+                self._listener.connection_rejected()
         return None
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,22 +225,22 @@ class ControlChannel:
             return
         host = handshake.peer_host(writer)
         members = {peer.address.host for peer in self._peers.values() if peer.address is not None}
-        dropped = self._greetings.begin(writer, host, members=members)
+        dropped = self._handshakes.begin(writer, host, members=members)
         if dropped is not None:
             dropped.transport.abort()
-            self._listener.stranger()
+            self._listener.connection_rejected()
         try:
             connection = await handshake.answer(reader, writer, me=self._me, key=self._key)
-        except handshake.NoGreetingError:
+        except handshake.NoHandshakeError:
             writer.transport.abort()  # a probe of the port, for example before a worker is admitted
             return
         except (OSError, TimeoutError, ControlError, DocumentError) as error:
             self._complain(host, error)
-            self._listener.stranger()
+            self._listener.connection_rejected()
             writer.transport.abort()
             return
         finally:
-            self._greetings.end(writer)
+            self._handshakes.end(writer)
         connection.send(_BEAT)
         await self._serve(connection)
 
@@ -277,7 +277,7 @@ class ControlChannel:
         while peer.connection is connection and (body := await connection.receive()) is not None:
             peer.last_heard = self._clock.now
             if body.get("type") != "beat":
-                self._listener.peer_said(peer.uid, body)
+                self._listener.peer_message(peer.uid, body)
 
     def _take(self, peer: _Peer, connection: handshake.Connection) -> None:
         if peer.connection is not None:

@@ -26,11 +26,11 @@ LIMIT = MAX_LINE_BYTES
 _PROTOCOL = "holdfast-control-1"
 
 
-class NoGreetingError(ControlError):
+class NoHandshakeError(ControlError):
     """The other side connected and closed the connection without sending anything, so there was nothing to refuse."""
 
 
-class HungUpError(ControlError):
+class ConnectionClosedError(ControlError):
     """The other side closed the connection during the handshake."""
 
 
@@ -86,15 +86,15 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 async def _first_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the first message of a connection; raise NoGreetingError if it ends before its first byte."""
+    """Return the first message of a connection; raise NoHandshakeError if it ends before its first byte."""
     try:
         line = await reader.readline()
     except ConnectionError as error:
-        raise NoGreetingError(f"the connection was closed before the greeting: {error}") from error
+        raise NoHandshakeError(f"the connection was closed before the greeting: {error}") from error
     except ValueError as error:
         raise ControlError(f"not a line of JSON: {error}") from error
     if not line:
-        raise NoGreetingError("the connection was closed before the greeting")
+        raise NoHandshakeError("the connection was closed before the greeting")
     return _decode(line)
 
 
@@ -104,12 +104,12 @@ async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout:
         reader, writer = await asyncio.open_connection(host, port, limit=LIMIT)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            mine = secrets.token_hex(16)
-            writer.write(encode({"version": 1, "podUID": me, "to": peer, "nonce": mine}))
-            theirs = await _expect(reader, "nonce", "mac")
-            talk = (me, peer, mine, theirs["nonce"])
-            _check(theirs["mac"], key, "accept", *talk, peer=peer)
-            writer.write(encode({"mac": proof(key, _PROTOCOL, "dial", *talk)}))
+            own_nonce = secrets.token_hex(16)
+            writer.write(encode({"version": 1, "podUID": me, "to": peer, "nonce": own_nonce}))
+            received = await _expect(reader, "nonce", "mac")
+            transcript = (me, peer, own_nonce, received["nonce"])
+            _check(received["mac"], key, "accept", *transcript, peer=peer)
+            writer.write(encode({"mac": proof(key, _PROTOCOL, "dial", *transcript)}))
     except TimeoutError as error:
         writer.transport.abort()
         raise NoAnswerError(f"no answer to the greeting within {HANDSHAKE_SECONDS:.0f} s") from error
@@ -125,27 +125,27 @@ def peer_host(writer: asyncio.StreamWriter) -> str:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, me: str, key: bytes) -> Connection:
-    """The acceptor's side of `dial`. Raises `TimeoutError`, `ControlError` or its subclass `NoGreetingError`."""
+    """The acceptor's side of `dial`. Raises `TimeoutError`, `ControlError` or its subclass `NoHandshakeError`."""
     async with asyncio.timeout(HANDSHAKE_SECONDS):
-        first = _greeting(await _first_line(reader), "podUID", "to", "nonce")
+        first = _expected(await _first_line(reader), "podUID", "to", "nonce")
         check_version(first, "the greeting of a launcher")
-        peer, mine = first["podUID"], secrets.token_hex(16)
+        peer, own_nonce = first["podUID"], secrets.token_hex(16)
         if first["to"] != me:
             raise ControlError(f"{peer} connected to {first['to']}, but this is {me}")
-        talk = (peer, me, first["nonce"], mine)
-        writer.write(encode({"nonce": mine, "mac": proof(key, _PROTOCOL, "accept", *talk)}))
-        theirs = await _expect(reader, "mac")
-        _check(theirs["mac"], key, "dial", *talk, peer=peer)
+        transcript = (peer, me, first["nonce"], own_nonce)
+        writer.write(encode({"nonce": own_nonce, "mac": proof(key, _PROTOCOL, "accept", *transcript)}))
+        received = await _expect(reader, "mac")
+        _check(received["mac"], key, "dial", *transcript, peer=peer)
     return Connection(peer, reader, writer)
 
 
 async def _expect(reader: asyncio.StreamReader, *names: str) -> dict[str, Any]:
-    return _greeting(await read_line(reader), *names)
+    return _expected(await read_line(reader), *names)
 
 
-def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
+def _expected(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
     if body is None:
-        raise HungUpError("the other side closed the connection during the greeting")
+        raise ConnectionClosedError("the other side closed the connection during the greeting")
     for name in names:
         value = body.get(name)
         # ASCII: what the proofs are computed over must be encodable, which a lone surrogate is not.
@@ -154,8 +154,8 @@ def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
     return body
 
 
-def _check(given: str, key: bytes, role: str, *talk: str, peer: str) -> None:
-    if not is_proof(given, key, _PROTOCOL, role, *talk):
+def _check(given: str, key: bytes, role: str, *transcript: str, peer: str) -> None:
+    if not is_proof(given, key, _PROTOCOL, role, *transcript):
         raise AuthenticationError(
             f"{peer} does not have this job's key; if it belongs to the job, set the same key on both"
         )

@@ -44,7 +44,7 @@ class StoreHost:
         self._on_broken = on_broken
         self._failures = 0
         self._child: ChildProcess | None = None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._attempt_ids: tuple[AttemptId, ...] = ()
 
     @property
@@ -53,18 +53,18 @@ class StoreHost:
 
     def warm(self) -> socket.socket:
         """Start the child now, so that it has imported torch before a store is needed."""
-        if self._line is not None:
-            return self._line
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        argv = own_program("holdfast.launcher.network.tcp_store_server", str(theirs.fileno()))
-        with theirs:
+        if self._socket is not None:
+            return self._socket
+        own_end, server_end = socket.socketpair()
+        own_end.setblocking(False)
+        argv = own_program("holdfast.launcher.network.tcp_store_server", str(server_end.fileno()))
+        with server_end:
             self._child = ChildProcess(
-                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(server_end.fileno(),)
             )
-        self._line = ours
-        asyncio.get_running_loop().add_reader(ours, self._heard, ours)
-        return ours
+        self._socket = own_end
+        asyncio.get_running_loop().add_reader(own_end, self._on_answer, own_end)
+        return own_end
 
     def open(self, attempt_id: AttemptId, host: str, *, beside: AttemptId | None = None) -> Master:
         """Listen on a free port of `host`, and pass the socket to the child.
@@ -72,11 +72,11 @@ class StoreHost:
         Other stores close, except that of `beside`: its ranks still train.
         """
         try:
-            line = self.warm()
+            connection = self.warm()
             with socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG) as listener:
                 port = int(listener.getsockname()[1])
                 order = {"pair": str(attempt_id), "host": host, "port": port, "beside": str(beside)}
-                socket.send_fds(line, [json.dumps(order).encode() + b"\n"], [listener.fileno()])
+                socket.send_fds(connection, [json.dumps(order).encode() + b"\n"], [listener.fileno()])
         except OSError as error:
             raise StoreError(f"cannot open a store on {host}: {error.strerror}") from error
         self._attempt_ids = (*(kept for kept in self._attempt_ids if kept == beside), attempt_id)
@@ -88,12 +88,12 @@ class StoreHost:
         if self._child is not None:
             self._child.kill()
 
-    def _heard(self, line: socket.socket) -> None:
+    def _on_answer(self, connection: socket.socket) -> None:
         data = b""
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            data = line.recv(65536)
+            data = connection.recv(65536)
         if not data:
-            asyncio.get_running_loop().remove_reader(line)
+            asyncio.get_running_loop().remove_reader(connection)
         for answer in data.splitlines():
             self._problem(json.loads(answer))
 
@@ -104,10 +104,10 @@ class StoreHost:
                 self._on_lost(attempt_id, str(answer["error"]))
 
     def _ended(self, ended: ProcessExit) -> None:
-        if self._line is not None:
-            asyncio.get_running_loop().remove_reader(self._line)
-            self._line.close()
-        self._child = self._line = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        self._child = self._socket = None
         attempt_ids, self._attempt_ids = self._attempt_ids, ()
         tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
         what = f"the store's process ended with {ended.exit_code} {tail}".rstrip()

@@ -20,12 +20,12 @@ _TIMEOUT = timedelta(seconds=300)
 def main() -> int:
     """Serve until the launcher closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C on a terminal
-    line = socket.socket(fileno=int(sys.argv[1]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
     import torch.distributed  # noqa: F401  (before the first order, so that no rank waits for it)
 
     stores: dict[str, object] = {}
     while True:
-        data, descriptors, _, _ = socket.recv_fds(line, 65536, 16)
+        data, descriptors, _, _ = socket.recv_fds(connection, 65536, 16)
         if not data:
             return 0
         for text, descriptor in zip(data.splitlines(), descriptors, strict=True):
@@ -33,10 +33,10 @@ def main() -> int:
             stores = {
                 attempt_id: store for attempt_id, store in stores.items() if attempt_id == order["beside"]
             }  # closes the others
-            stores[order["pair"]] = _open(line, order, descriptor)
+            stores[order["pair"]] = _open(connection, order, descriptor)
 
 
-def _open(line: socket.socket, order: dict[str, Any], descriptor: int) -> object:
+def _open(connection: socket.socket, order: dict[str, Any], descriptor: int) -> object:
     from torch._C._distributed_c10d import TCPStore
 
     try:
@@ -50,9 +50,9 @@ def _open(line: socket.socket, order: dict[str, Any], descriptor: int) -> object
         )
     except RuntimeError as error:
         os.close(descriptor)
-        line.sendall(json.dumps({"pair": order["pair"], "error": str(error)}).encode() + b"\n")
+        connection.sendall(json.dumps({"pair": order["pair"], "error": str(error)}).encode() + b"\n")
         return None
-    line.sendall(json.dumps({"pair": order["pair"]}).encode() + b"\n")
+    connection.sendall(json.dumps({"pair": order["pair"]}).encode() + b"\n")
     return store
 
 

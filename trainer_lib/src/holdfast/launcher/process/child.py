@@ -274,12 +274,12 @@ def _has_mark(process: str, mark: str) -> bool:
         return False
 
 
-def own_program(module: str, *words: str) -> list[str]:
+def own_program(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this package.
 
     `-P` removes the working directory from the module path: otherwise a user's `queue.py` there would be imported.
     """
-    return [sys.executable, "-P", "-m", module, *words]
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def is_child(pid: int) -> bool:
@@ -294,9 +294,9 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def adopt_orphans(wanted: bool) -> None:
+def adopt_orphans(enabled: bool) -> None:
     """Become the parent of descendants whose parent ends. PID 1 always is."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0)
 
 
 def _start(

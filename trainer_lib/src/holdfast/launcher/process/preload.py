@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from holdfast.launcher.process.script_imports import Import, Script, installed_imports, of_place, source_file
+from holdfast.launcher.process.script_imports import Import, Script, installed_imports, is_rank_variable, source_file
 
 # Messages between the launcher and a standby process.
 READY: Final = b"ready\n"
@@ -56,7 +56,7 @@ class Loaded:
     threaded: tuple[str, ...] = ()  # modules whose import left a thread behind
 
 
-class _ReadsPlaceError(BaseException):
+class _ReadsRankVariablesError(BaseException):
     """A module read its rank while it was imported. This is no Exception, so that no `except Exception` hides it."""
 
 
@@ -123,10 +123,10 @@ def load(program: Program) -> Loaded | None:
     skipped: dict[str, str] = {}
     threaded: list[str] = []
     trains = any(entry.top in _TORCH for entry in wanted)
-    with _gently():
+    with _restored_imports():
         if trains:
             _import_all(_TRAINING, skipped)
-        with _place_hidden():
+        with _rank_variables_hidden():
             for entry in wanted:
                 before = threads()
                 _import(entry, skipped)
@@ -256,13 +256,13 @@ def _drop_halves(before: set[str]) -> None:
 
 
 @contextlib.contextmanager
-def _place_hidden() -> Iterator[None]:
+def _rank_variables_hidden() -> Iterator[None]:
     """Raise if a module reads the rank while it is imported: the value would be wrong in every process."""
 
     class Watched(type(os.environ)):  # type: ignore[misc]
         def __getitem__(self, name: str) -> str:
-            if of_place(name):
-                raise _ReadsPlaceError(f"it reads {name} during its import")
+            if is_rank_variable(name):
+                raise _ReadsRankVariablesError(f"it reads {name} during its import")
             return str(super().__getitem__(name))
 
     plain = type(os.environ)
@@ -273,7 +273,7 @@ def _place_hidden() -> Iterator[None]:
         os.environ.__class__ = plain
 
 
-class _Gently:
+class _RestoreImports:
     """A finder that finds nothing. Before each import it sleeps for as long as the last imports took."""
 
     def __init__(self) -> None:
@@ -288,8 +288,8 @@ class _Gently:
 
 
 @contextlib.contextmanager
-def _gently() -> Iterator[None]:
-    finder: Any = _Gently()
+def _restored_imports() -> Iterator[None]:
+    finder: Any = _RestoreImports()
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -69,14 +69,14 @@ def parse(argv: Sequence[str]) -> Script | None:
     return _script(argv, at, argv[at:], is_module=False)
 
 
-def _options(word: str) -> tuple[str, str]:
+def _options(argument: str) -> tuple[str, str]:
     """Parse one word of options: return the rest and the option that takes it ("": none, "?": unsupported)."""
-    for place, letter in enumerate(word[1:], start=2):
+    for place, letter in enumerate(argument[1:], start=2):
         if letter in _VALUED or letter == "m":
-            return word[place:], letter
+            return argument[place:], letter
         if letter not in _FLAGS:
             return "", "?"
-    return "", "" if len(word) > 1 else "?"
+    return "", "" if len(argument) > 1 else "?"
 
 
 def _script(
@@ -111,7 +111,7 @@ def speaks(argv: Sequence[str]) -> bool:
     return tree is not None and _uses_surface(tree)
 
 
-def reads_place(argv: Sequence[str]) -> bool:
+def reads_rank_variables(argv: Sequence[str]) -> bool:
     """Whether the main script names a variable that torchrun sets for a process, for example LOCAL_RANK.
 
     Such a script must not start before its world is known.
@@ -123,7 +123,7 @@ def reads_place(argv: Sequence[str]) -> bool:
     )
 
 
-def of_place(variable: str) -> bool:
+def is_rank_variable(variable: str) -> bool:
     """Whether an environment variable depends on the rank; all others are the same for all ranks."""
     return variable in PLACE_VARIABLES or variable.startswith(PLACE_PREFIXES)
 

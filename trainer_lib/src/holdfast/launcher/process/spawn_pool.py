@@ -21,7 +21,7 @@ from holdfast.core.environment import ENV_PROCESS_MARK
 from holdfast.core.errors import SpawnError
 from holdfast.launcher.process.child import Child, ChildProcess, Origin, ProcessExit, adopt_orphans
 from holdfast.launcher.process.preload import ORDER, READY
-from holdfast.launcher.process.script_imports import Script, of_place, parse
+from holdfast.launcher.process.script_imports import Script, is_rank_variable, parse
 from holdfast.launcher.process.zygote import BOOT, FORK, FORK_WARM, IS_READY, IS_UNSAFE, WARM, ZYGOTE
 
 _log = logging.getLogger("holdfast.launcher.pool")
@@ -49,7 +49,7 @@ class _Order:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Standing:
+class _Standby:
     """A process without an order, or that cannot receive it yet. A forked process sends its own process ID."""
 
     line: socket.socket
@@ -70,14 +70,14 @@ class Pool:
         self._warm = warm or 0
         self._environ: Mapping[str, str] | None = None  # the variables that all ranks share
         self._zygote: _Zygote | None = None
-        self._standing: list[_Standing] = []
+        self._standbys: list[_Standby] = []
         self._forks = True
         self._failures = 0
 
     @property
     def ready(self) -> int:
         """The number of standby processes."""
-        return sum(standing.ready for standing in self._standing)
+        return sum(standby.ready for standby in self._standbys)
 
     @property
     def can_fork(self) -> bool:
@@ -86,14 +86,14 @@ class Pool:
 
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
         """Start a rank in the fastest way. Raises `SpawnError`. A forked rank gets its `pid` a moment later."""
-        self._learn(environ)
+        self._set_environ(environ)
         order = _Order(environ=environ, prefix=prefix)
-        for standing in [standing for standing in self._standing if standing.ready]:
-            self._forget(standing)
-            if standing.child is not None and standing.child.alive and _send(standing, standing.child, order):
-                standing.child.on_exit, standing.child.origin = on_exit, Origin.WARM
-                _log.info("a warm process starts as a rank", extra=_fields(standing.child))
-                return standing.child
+        for standby in [standby for standby in self._standbys if standby.ready]:
+            self._remove(standby)
+            if standby.child is not None and standby.child.alive and _send(standby, standby.child, order):
+                standby.child.on_exit, standby.child.origin = on_exit, Origin.WARM
+                _log.info("a warm process starts as a rank", extra=_fields(standby.child))
+                return standby.child
         if self.can_fork:
             with contextlib.suppress(OSError):
                 return self._fork_for(order, on_exit)
@@ -106,9 +106,9 @@ class Pool:
         try:
             if self._forks and self._zygote is None:
                 self._start_zygote(self._script)
-            for _ in range(self._warm - sum(standing.order is None for standing in self._standing)):
+            for _ in range(self._warm - sum(standby.order is None for standby in self._standbys)):
                 if self.can_fork:
-                    self._stand(_Standing(line=self._fork(FORK_WARM)))
+                    self._add_standby(_Standby(line=self._fork(FORK_WARM)))
                 elif not self._forks:
                     self._start_warm(self._script)
         except (OSError, SpawnError) as error:
@@ -120,9 +120,9 @@ class Pool:
         self._drop()
         adopt_orphans(False)
 
-    def _learn(self, environ: Mapping[str, str]) -> None:
+    def _set_environ(self, environ: Mapping[str, str]) -> None:
         """Discard all processes if the environment changed: libraries read it when they are loaded."""
-        common = {name: value for name, value in environ.items() if not of_place(name)}
+        common = {name: value for name, value in environ.items() if not is_rank_variable(name)}
         if self._environ is not None and self._environ != common:
             self._drop()
         self._environ = common
@@ -131,117 +131,119 @@ class Pool:
         adopt_orphans(True)
         line, child = self._interpreter(script, ZYGOTE, self._zygote_ended)
         zygote = self._zygote = _Zygote(child=child, line=line)
-        self._read(line, lambda message: self._introduced(zygote, message))
+        self._read(line, lambda message: self._on_zygote_message(zygote, message))
 
     def _start_warm(self, script: Script) -> None:
-        line, child = self._interpreter(script, WARM, self._standing_ended)
-        self._stand(_Standing(line=line, child=child))
+        line, child = self._interpreter(script, WARM, self._standby_ended)
+        self._add_standby(_Standby(line=line, child=child))
 
     def _interpreter(
         self, script: Script, role: str, on_exit: Callable[[ProcessExit], None]
     ) -> tuple[socket.socket, ChildProcess]:
-        ours, theirs = _line()
-        with theirs:
-            argv = [script.interpreter, *script.options, "-c", BOOT, role, str(theirs.fileno()), *script.words]
+        own_end, child_end = _socket_pair()
+        with child_end:
+            argv = [script.interpreter, *script.options, "-c", BOOT, role, str(child_end.fileno()), *script.words]
             try:
                 child = ChildProcess(
                     argv=argv,
                     environ=self._environ or {},
                     on_exit=on_exit,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(child_end.fileno(),),
                     quiet=True,
                 )
             except SpawnError:
-                ours.close()
+                own_end.close()
                 raise
-        return ours, child
+        return own_end, child
 
     def _fork(self, request: bytes) -> socket.socket:
         """Request a process. Return its socket."""
         if self._zygote is None:
             raise ConnectionError("there is no zygote")
-        ours, theirs = _line()
-        with theirs:
+        own_end, child_end = _socket_pair()
+        with child_end:
             try:
-                socket.send_fds(self._zygote.line, [request], [theirs.fileno()])
+                socket.send_fds(self._zygote.line, [request], [child_end.fileno()])
             except OSError:
-                ours.close()
+                own_end.close()
                 raise
-        return ours
+        return own_end
 
     def _fork_for(self, order: _Order, on_exit: Callable[[ProcessExit], None]) -> Child:
         child = Child(on_exit)
         child.origin = Origin.ZYGOTE
-        standing = _Standing(line=self._fork(FORK), child=child, order=order)
-        self._stand(standing)
-        asyncio.get_running_loop().call_later(_FORK_SECONDS, self._late, standing)
+        standby = _Standby(line=self._fork(FORK), child=child, order=order)
+        self._add_standby(standby)
+        asyncio.get_running_loop().call_later(_FORK_SECONDS, self._fork_timed_out, standby)
         return child
 
-    def _late(self, standing: _Standing) -> None:
-        if standing in self._standing:
+    def _fork_timed_out(self, standby: _Standby) -> None:
+        if standby in self._standbys:
             _log.warning("the zygote did not fork within %.1f s; the rank starts as a new interpreter", _FORK_SECONDS)
             self._drop_zygote()
-            self._gone(standing)
+            self._on_closed(standby)
 
-    def _stand(self, standing: _Standing) -> None:
-        self._standing.append(standing)
-        self._read(standing.line, lambda message: self._hear(standing, message))
+    def _add_standby(self, standby: _Standby) -> None:
+        self._standbys.append(standby)
+        self._read(standby.line, lambda message: self._on_message(standby, message))
 
-    def _read(self, line: socket.socket, heard: Callable[[bytes], None]) -> None:
+    def _read(self, line: socket.socket, on_message: Callable[[bytes], None]) -> None:
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
                 try:
                     message = line.recv(_MESSAGE_BYTES)
                 except ConnectionError:
                     message = b""
-                heard(message)
+                on_message(message)
 
         asyncio.get_running_loop().add_reader(line, readable)
 
-    def _hear(self, standing: _Standing, message: bytes) -> None:
+    def _on_message(self, standby: _Standby, message: bytes) -> None:
         if message == READY:
-            standing.ready = True
-            _log.info("a warm standby process is ready", extra=_fields(standing.child))
+            standby.ready = True
+            _log.info("a warm standby process is ready", extra=_fields(standby.child))
         elif message:
             with contextlib.suppress(OSError):  # it has ended, and its socket will close
-                self._there(standing, *message.decode().split())
+                self._on_process_id(standby, *message.decode().split())
         else:
-            self._gone(standing)
+            self._on_closed(standby)
 
-    def _there(self, standing: _Standing, pid: str, mark: str) -> None:
-        if standing.child is None:
-            standing.child = Child(self._standing_ended)
-        standing.child.adopt(int(pid), mark)
-        if standing.order is not None:
-            self._forget(standing)
-            _send(standing, standing.child, standing.order)
-            _log.info("a fork of the zygote starts as a rank", extra=_fields(standing.child))
+    def _on_process_id(self, standby: _Standby, pid: str, mark: str) -> None:
+        if standby.child is None:
+            standby.child = Child(self._standby_ended)
+        standby.child.adopt(int(pid), mark)
+        if standby.order is not None:
+            self._remove(standby)
+            _send(standby, standby.child, standby.order)
+            _log.info("a fork of the zygote starts as a rank", extra=_fields(standby.child))
 
-    def _gone(self, standing: _Standing) -> None:
+    def _on_closed(self, standby: _Standby) -> None:
         """The socket is closed. If the process is known, its end is reported separately."""
-        child, order = standing.child, standing.order
+        child, order = standby.child, standby.order
         if child is not None and child.pid:
-            asyncio.get_running_loop().remove_reader(standing.line)
+            asyncio.get_running_loop().remove_reader(standby.line)
             return
-        self._forget(standing)
-        standing.line.close()
+        self._remove(standby)
+        standby.line.close()
         if child is not None and order is not None:
             try:
                 child.launch(argv=self._argv, environ=order.environ, prefix=order.prefix)
             except SpawnError as error:
                 child.give_up(str(error))
 
-    def _introduced(self, zygote: _Zygote, message: bytes) -> None:
+    def _on_zygote_message(self, zygote: _Zygote, message: bytes) -> None:
         if not message:
             asyncio.get_running_loop().remove_reader(zygote.line)
             return
-        said = json.loads(message)
-        for module, why in said["skipped"]:
+        message_fields = json.loads(message)
+        for module, why in message_fields["skipped"]:
             _log.info("%s is not loaded ahead of time: %s", module, why)
-        zygote.ready = said["state"] == IS_READY
+        zygote.ready = message_fields["state"] == IS_READY
         self._failures = 0
-        if said["state"] == IS_UNSAFE:
-            _log.warning("%s: forking is not safe, so warm standby processes are new interpreters", said["why"])
+        if message_fields["state"] == IS_UNSAFE:
+            _log.warning(
+                "%s: forking is not safe, so warm standby processes are new interpreters", message_fields["why"]
+            )
             self._forks = False
         elif not zygote.ready:
             self._script = None
@@ -253,11 +255,11 @@ class Pool:
         if ended.returncode != 0 and not was_ready:
             self._failed(ended)
 
-    def _standing_ended(self, ended: ProcessExit) -> None:
-        for standing in [s for s in self._standing if s.child is not None and s.child.pid == ended.pid]:
-            self._forget(standing)
-            standing.line.close()
-            if not standing.ready:
+    def _standby_ended(self, ended: ProcessExit) -> None:
+        for standby in [s for s in self._standbys if s.child is not None and s.child.pid == ended.pid]:
+            self._remove(standby)
+            standby.line.close()
+            if not standby.ready:
                 self._failed(ended)
 
     def _failed(self, ended: ProcessExit) -> None:
@@ -269,19 +271,19 @@ class Pool:
             _log.warning("warm standby is off from now on: ranks start as new interpreters")
             self.close()
 
-    def _forget(self, standing: _Standing) -> None:
-        asyncio.get_running_loop().remove_reader(standing.line)
-        if standing in self._standing:
-            self._standing.remove(standing)
+    def _remove(self, standby: _Standby) -> None:
+        asyncio.get_running_loop().remove_reader(standby.line)
+        if standby in self._standbys:
+            self._standbys.remove(standby)
 
     def _drop(self) -> None:
         self._drop_zygote()
-        for standing in list(self._standing):
-            if standing.order is None:
-                self._forget(standing)
-                standing.line.close()  # a process that has not sent its ID ends by this
-                if standing.child is not None:
-                    standing.child.dismiss()
+        for standby in list(self._standbys):
+            if standby.order is None:
+                self._remove(standby)
+                standby.line.close()  # a process that has not sent its ID ends by this
+                if standby.child is not None:
+                    standby.child.dismiss()
 
     def _drop_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
@@ -295,23 +297,23 @@ def _fields(child: Child | None) -> dict[str, dict[str, int]]:
     return {"fields": {"pid": 0 if child is None else child.pid}}
 
 
-def _line() -> tuple[socket.socket, socket.socket]:
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return this side's and the child's end of a socket pair. A message arrives completely or not at all."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    return ours, theirs
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end.setblocking(False)
+    return own_end, child_end
 
 
-def _send(standing: _Standing, child: Child, order: _Order) -> bool:
+def _send(standby: _Standby, child: Child, order: _Order) -> bool:
     """Send its order to a process. Kill the process if it does not receive the order."""
-    with standing.line, contextlib.ExitStack() as kept:
+    with standby.line, contextlib.ExitStack() as kept:
         errors, their_errors = _pipe(kept)
         output, their_output = _pipe(kept) if order.prefix else (None, 1)
         child.pump(errors, 2, order.prefix, keep=True)
         child.pump(output, 1, order.prefix)
         try:
             environ = {**order.environ, ENV_PROCESS_MARK: child.mark}
-            _send_order(standing.line, environ, their_output, their_errors)
+            _send_order(standby.line, environ, their_output, their_errors)
         except OSError:
             child.kill()
             return False

@@ -46,10 +46,10 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 def main() -> None:
     """Serve the launcher. Returns only in a process that became the script, at the end of the script."""
-    role, descriptor, *words = sys.argv[1:]
-    script = parse([*sys.orig_argv[: sys.orig_argv.index(BOOT) - 1], *words])
+    role, descriptor, *arguments = sys.argv[1:]
+    script = parse([*sys.orig_argv[: sys.orig_argv.index(BOOT) - 1], *arguments])
     if script is None:
-        raise ValueError(f"not a script: {words}")
+        raise ValueError(f"not a script: {arguments}")
     line = socket.socket(fileno=int(descriptor))
     line.set_inheritable(False)
     launcher = os.getppid()
@@ -71,9 +71,9 @@ def _introduce(line: socket.socket, loaded: Loaded | None) -> None:
     """Report the result of the imports. If forking is unsafe or useless, exit."""
     why = "" if loaded is None else _unsafe(loaded)
     state = IS_USELESS if loaded is None else IS_UNSAFE if why else IS_READY
-    said = {"state": state, "why": why, "skipped": [] if loaded is None else loaded.skipped}
+    report = {"state": state, "why": why, "skipped": [] if loaded is None else loaded.skipped}
     freeze()
-    line.sendall(json.dumps(said).encode() + b"\n")
+    line.sendall(json.dumps(report).encode() + b"\n")
     if state != IS_READY:
         os._exit(0)
 
@@ -103,13 +103,13 @@ def _fork_nothing() -> None:
 def _serve(line: socket.socket, launcher: int) -> tuple[socket.socket, bool]:
     """Fork for each request. Returns only in forked processes, each with its own socket."""
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(line, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        if not asked:
+        requested, descriptors, _, _ = socket.recv_fds(line, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not requested:
             os._exit(0)
         own = socket.socket(fileno=descriptors[0])
         if _fork(launcher):
             line.close()
-            return own, asked == FORK_WARM
+            return own, requested == FORK_WARM
         own.close()  # if no process was created, the launcher sees the socket close
 
 

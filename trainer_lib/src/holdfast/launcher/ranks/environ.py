@@ -14,7 +14,7 @@ from holdfast.launcher.host.run_dir import AGENT_SOCKET_FILE
 from holdfast.launcher.membership.document import Membership
 from holdfast.launcher.membership.messages import Master, World
 
-_OF_A_PLACE: Final = PLACE_VARIABLES | {
+_RANK_VARIABLES: Final = PLACE_VARIABLES | {
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
     *("HOLDFAST_GENERATION", "HOLDFAST_ATTEMPT", "HOLDFAST_PUBLICATION"),
@@ -81,7 +81,7 @@ def standby_environ(
     base: Mapping[str, str], membership: Membership, run_dir: Path, *, slot: int, processes: int
 ) -> dict[str, str]:
     """Return the environment of a process without a world. It contains no variables of a place."""
-    environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
+    environ = {name: value for name, value in base.items() if name not in _RANK_VARIABLES}
     _defaults(environ, processes)
     environ.update(_own(membership, run_dir, slot))
     return environ | variables(standby=1)
@@ -115,10 +115,10 @@ def tunables(base: Mapping[str, str]) -> dict[str, str]:
     Otherwise each cache line is read before it is written, which is a third of the memory traffic. A value that the
     user sets has priority. Other C libraries and processors ignore the name.
     """
-    said = [one for one in base.get(_TUNABLES, "").split(":") if one]
-    if any(one.startswith(f"{_PAST_THE_CACHE}=") for one in said):
+    options = [one for one in base.get(_TUNABLES, "").split(":") if one]
+    if any(one.startswith(f"{_PAST_THE_CACHE}=") for one in options):
         return {}
-    return {_TUNABLES: ":".join([*said, f"{_PAST_THE_CACHE}={BLOCK_BYTES:#x}"])}
+    return {_TUNABLES: ":".join([*options, f"{_PAST_THE_CACHE}={BLOCK_BYTES:#x}"])}
 
 
 def _defaults(environ: dict[str, str], processes: int) -> None:

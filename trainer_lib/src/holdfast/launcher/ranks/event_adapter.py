@@ -33,7 +33,7 @@ from holdfast.launcher.membership.held_shards import HeldShards
 from holdfast.launcher.membership.messages import Failure, Master, Priority, World
 from holdfast.launcher.ranks import exit_cause
 from holdfast.launcher.ranks.exit_cause import FailureContext, RankEnd
-from holdfast.launcher.ranks.progress import Progress, Wish, origin, set_aside, smoothed
+from holdfast.launcher.ranks.progress import SLOW, Progress, Wish, origin, set_aside, slow_rank, smoothed
 from holdfast.launcher.ranks.rank_process import Rank
 from holdfast.launcher.ranks.rank_socket import RankMessage
 from holdfast.launcher.ranks.supervisor import Supervisor
@@ -81,6 +81,7 @@ class LocalRanks:
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
         self._trained: AttemptId | None = None
+        self._world: World | None = None
         self.progress = Progress()
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
@@ -93,9 +94,10 @@ class LocalRanks:
         self._may_stand_by = True
         self._wishes = []
         self._cancel_timers()
-        self._membership, self._trained = membership, trained
+        self._membership, self._trained, self._world = membership, trained, world
+        self.progress.slow_ranks = []
         self.supervisor.start(world, master, membership)
-        if not self.supervisor.speaks_holdfast:
+        if not self.supervisor.uses_holdfast:
             wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
             self._later(wait, lambda: self._enter_plain(world.attempt_id))
         self.tell_prepared()
@@ -146,7 +148,7 @@ class LocalRanks:
         `near`: the checkpoint is also written to memory and copied to other nodes, due there or not.
         """
         self._wish(Wish(type="quiesce", attempt_id=attempt_id, id=wish_id, reason=reason, commit=commit, near=near))
-        if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
+        if not self.supervisor.uses_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
             self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(attempt_id))
         self._check_quiesced(attempt_id)
@@ -168,7 +170,7 @@ class LocalRanks:
         """Process a message of a rank process. Messages of other attempts are dropped."""
         try:
             self._recorder.heard(message.connection.pid, message.type, message.body)
-            rank = self.supervisor.hear(message)
+            rank = self.supervisor.handle(message)
             if rank is not None:
                 self._react(rank, message)
         except (KeyError, TypeError, ValueError, DocumentError) as error:
@@ -200,13 +202,14 @@ class LocalRanks:
             case "step":
                 self._stepped(attempt_id, body)
             case "checkpoint":
-                self._saved(attempt_id, body)
-                if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
-                    self._committed(CheckpointName(step=int(body["step"]), attempt_id=attempt_id))
+                self._saved(attempt_id, rank, body)
             case "peerLost":
                 text = str(body["message"])
                 self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
+            case "skipped" | "rolledBack" | "badSamples" | "spike" | "outOfMemory":
+                self._guarded(rank, message)
             case "exception":
+                self.progress.memory_record = body.get("outOfMemory", self.progress.memory_record)
                 self._fail(
                     rank,
                     exit_cause.raised(rank.number, rank.exception, rank.traceback, self._place(), step=rank.step),
@@ -216,7 +219,23 @@ class LocalRanks:
             case "quiesced" | "done":
                 self._check_quiesced(attempt_id)
             case _:
-                pass
+                self._note(rank, message)
+
+    def _note(self, rank: Rank, message: RankMessage) -> None:
+        """Record what only the status shows."""
+        match message.type:
+            case "diverged":
+                self.progress.count_divergence(rank.number, message.body, self._now())
+            case "slowRanks":
+                self._note_slow(rank, message.body)
+
+    def _guarded(self, rank: Rank, message: RankMessage) -> None:
+        kind, body = message.type, message.body
+        if rank.local_rank == 0 or kind == "outOfMemory":
+            self.progress.count_guarded(kind, body)
+        if kind in exit_cause.REPEATS:
+            text = str(body["message"])
+            self._fail(rank, exit_cause.repeated(kind, rank.number, text, self._place(), step=rank.step))
 
     def _durable(self, membership: Membership) -> int:
         """Return the step of the newest checkpoint on the volume, as the operator and the local ranks reported it."""
@@ -236,7 +255,8 @@ class LocalRanks:
             "reached": self._recorder.accounts.highest,
             "durable": self._durable(membership),
             "trained": None if self._trained is None else self._trained.to_json(),
-            "books": self._recorder.accounts.books.to_json(),
+            "books": self._recorder.accounts.times.to_json(),
+            "outOfMemory": self.progress.memory_record,
             "tiers": self._tiers.describe(),
         }
         rank.send(welcome)
@@ -262,6 +282,17 @@ class LocalRanks:
             self._untold = step
             self._tell_step(attempt_id)
 
+    def _note_slow(self, rank: Rank, body: Mapping[str, Any]) -> None:
+        if self._world is None or rank.place is None:
+            return
+        processes, before = rank.place.local_world_size, {one["rank"] for one in self.progress.slow_ranks}
+        self.progress.slow_ranks = [slow_rank(one, self._world, processes) for one in body["ranks"]]
+        for one in self.progress.slow_ranks:
+            if one["rank"] not in before:
+                _log.warning("%s", SLOW.format(**one), extra={"fields": one})
+        if not self.progress.slow_ranks:
+            _log.info("no rank is slow any more")
+
     def _tell_step(self, attempt_id: AttemptId) -> None:
         """Feed the step once `restored` has arrived: a prepared step may be applied before."""
         if self._untold is not None and self._restored is not None:
@@ -280,7 +311,7 @@ class LocalRanks:
             self._saving = saving
             self._feed(Saves(saving=saving))
 
-    def _saved(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
+    def _saved(self, attempt_id: AttemptId, rank: Rank, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
             self.progress.checkpoints[str(body["tier"])] = {
                 "step": int(body["step"]),
@@ -289,9 +320,13 @@ class LocalRanks:
             }
             self.progress.tallies.committed(attempt_id, body)
             self._measure(body)
+            if rank.number == 0 and body["tier"] == SHARED_TIER:
+                self._committed(CheckpointName(step=int(body["step"]), attempt_id=attempt_id))
         else:
             self._say_failed(attempt_id, body)
         self._answer(body["ids"], body)
+        if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
+            self._committed(CheckpointName(step=int(body["step"]), attempt_id=attempt_id))
 
     def _say_failed(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
         """Log a failed checkpoint once for all ranks."""
@@ -394,7 +429,7 @@ class LocalRanks:
             self._feed(Quiesced(attempt_id=attempt_id))
 
     def _terminate_plain(self, attempt_id: AttemptId) -> None:
-        if self.supervisor.attempt_id == attempt_id and not self.supervisor.speaks_holdfast:
+        if self.supervisor.attempt_id == attempt_id and not self.supervisor.uses_holdfast:
             _log.info("the script has no Holdfast loop; SIGTERM ends it")
             self.supervisor.terminate(self.supervisor.ranks)
 

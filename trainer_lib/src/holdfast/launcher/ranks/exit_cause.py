@@ -7,8 +7,9 @@ import os
 import re
 import signal
 from dataclasses import dataclass
+from typing import Final
 
-from holdfast.core.protocol import EXIT_PEER_LOST, Cause
+from holdfast.core.protocol import BAD_SAMPLES, EXIT_PEER_LOST, OUT_OF_MEMORY_RETRIED, Cause
 from holdfast.launcher.membership.messages import Failure, Priority
 
 # Both patterns must match. A script has its own connections, for example to its data: only an error that names
@@ -30,6 +31,9 @@ _OUT_OF_MEMORY = re.compile(
     r"(?:[\w.]*\b_?(?:Array)?MemoryError|(?:[\w.]+\.)?OutOfMemoryError)\b|"
     r"RuntimeError: .*(?:DefaultCPUAllocator: can't allocate memory|std::bad_alloc|CUDA out of memory)"
 )
+# The guards of the job have skipped steps and samples, and rolled back, before they raise these.
+_NON_FINITE = re.compile(r"(?:holdfast\.core\.errors\.)?NonFiniteError\b")
+_BAD_SAMPLES = re.compile(r"(?:holdfast\.core\.errors\.)?BadSampleError\b")
 # A restart fixes none of these. It may fix errors of the host, a device, a network or a library.
 _MISTAKES = frozenset(
     {
@@ -135,6 +139,29 @@ def peer_lost(rank: int, message: str, place: FailureContext, *, step: int | Non
     )
 
 
+REPEATS: Final = {
+    "rolledBack": (Cause.NON_FINITE, "RolledBack"),
+    "outOfMemory": (Cause.OOM, OUT_OF_MEMORY_RETRIED),
+}
+"""The messages of guards with which a rank leaves an attempt, and cause and reason of its end."""
+
+
+def repeated(kind: str, rank: int, message: str, place: FailureContext, *, step: int | None) -> Failure:
+    """A rank left the attempt, with its process, because a guard (`REPEATS`) repeats steps in the next one."""
+    cause, reason = REPEATS[kind]
+    return Failure(
+        cause=cause,
+        reason=reason,
+        message=message,
+        priority=Priority.EXCEPTION,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        step=step,
+    )
+
+
 def hung(rank: int, message: str, place: FailureContext, *, cause: Cause, step: int | None) -> Failure:
     """A rank keeps the others waiting."""
     return Failure(
@@ -175,6 +202,10 @@ def _of_exception(text: str) -> tuple[Cause, str]:
     """Return cause and reason of an exception, from its type and message."""
     if _OUT_OF_MEMORY.match(_RANK_PREFIX.sub("", text)):
         return Cause.OOM, "OutOfMemory"
+    if _NON_FINITE.match(_RANK_PREFIX.sub("", text)):
+        return Cause.NON_FINITE, str(Cause.NON_FINITE)
+    if _BAD_SAMPLES.match(_RANK_PREFIX.sub("", text)):
+        return Cause.APPLICATION, BAD_SAMPLES
     return Cause.APPLICATION, "Exception"
 
 

@@ -45,6 +45,9 @@ class Rank:
     world: Mapping[str, Any] | None = None  # to be sent as soon as it can receive
     forgotten: bool = False
     step: int = 0
+    # Seconds per step, without waiting for other ranks; None until they are known.
+    data_seconds: float | None = None
+    compute_seconds: float | None = None
     # State that it reported in its current attempt.
     phase: str = RankPhase.STARTUP
     greeted: bool = False
@@ -124,6 +127,7 @@ class Rank:
         )
         self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
         self.greeted = self.done = self.quiesced = self.commits = False
+        self.data_seconds = self.compute_seconds = None
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Send a message. Return whether the connection was open."""
@@ -133,7 +137,7 @@ class Rank:
         """Send it its world, now or as soon as it can receive."""
         self.world = None if self.send(world) else world
 
-    def hear(self, message: RankMessage) -> bool:
+    def handle(self, message: RankMessage) -> bool:
         """Record its message. Return whether the message belongs to its current attempt."""
         match message.type:
             case "hello":
@@ -160,6 +164,8 @@ class Rank:
                 self.phase, self.step = str(body["phase"]), int(body["step"])
             case "step":
                 self.phase, self.step = RankPhase.STEP, int(body["step"])
+                self.data_seconds = float(body.get("dataSeconds", 0)) or None
+                self.compute_seconds = float(body.get("computeSeconds", 0)) or None
             case "restored":
                 self.step = int(body["step"])
                 self.held = self._held(body.get("shard"))
@@ -192,4 +198,6 @@ class Rank:
             "pid": self.pid,
             "phase": str(self.phase),
             "step": self.step,
+            "dataSeconds": self.data_seconds,
+            "computeSeconds": self.compute_seconds,
         }

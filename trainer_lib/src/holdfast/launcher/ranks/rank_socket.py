@@ -21,7 +21,7 @@ from holdfast.core.errors import DocumentError, UsageError
 from holdfast.core.limits import MAX_LINE_BYTES
 
 _MAX_PATH_BYTES = 107
-_GREETINGS = frozenset({"hello", "standby"})
+_FIRST_MESSAGES = frozenset({"hello", "standby"})
 _log = logging.getLogger("holdfast.launcher.agent_socket")
 
 
@@ -101,7 +101,7 @@ class AgentSocket:
         self._connections.add(connection)
         try:
             body = await _read(reader)
-            if body is None or body.get("type") not in _GREETINGS:
+            if body is None or body.get("type") not in _FIRST_MESSAGES:
                 return
             while body is not None:
                 self._take(connection, body)
@@ -116,7 +116,7 @@ class AgentSocket:
 
     def _take(self, connection: Connection, body: Mapping[str, Any]) -> None:
         kind = str(body["type"])
-        if kind in _GREETINGS:
+        if kind in _FIRST_MESSAGES:
             connection.greet(body)
         self._on_message(RankMessage(connection=connection, attempt_id=connection.attempt_id, type=kind, body=body))
 

@@ -26,7 +26,7 @@ from holdfast.launcher.hang.cpu_starvation import cpu_wait
 from holdfast.launcher.host.run_dir import read_json
 from holdfast.launcher.host.termination_log import error_lines, last_lines
 from holdfast.launcher.membership.document import Membership
-from holdfast.launcher.membership.held_shards import HeldShards, together
+from holdfast.launcher.membership.held_shards import HeldShards, joined
 from holdfast.launcher.membership.messages import Master, World
 from holdfast.launcher.process import compile_cache
 from holdfast.launcher.process.child import Child, ChildProcess, ProcessExit
@@ -42,7 +42,7 @@ _log = logging.getLogger("holdfast.launcher.supervisor")
 # memory. So this covers only ranks that hang in addition to another failure.
 FENCE_SECONDS = 2.0
 # On a host with CPU starvation, the time may be longer by at most this factor.
-_PATIENCE = 10.0
+_FENCE_FACTOR = 10.0
 _LOOK_SECONDS = 0.1
 # Messages that a process sent before its end must be read before the end is judged.
 _LAST_WORDS_SECONDS = 0.02
@@ -77,7 +77,7 @@ class Command:
     warm: int | None = None  # number of standby processes; None: not even a zygote
 
 
-class FreshInterpreter:
+class NewInterpreter:
     """Starts the command in a new process."""
 
     def __init__(self, command: Command) -> None:
@@ -95,7 +95,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._me = me
         self._listener = listener
-        self._spawner = spawner or FreshInterpreter(command)
+        self._spawner = spawner or NewInterpreter(command)
         self._oom = OomCounter()
         self._slots = itertools.count()
         self._ranks: dict[int, Rank] = {}
@@ -103,7 +103,7 @@ class Supervisor:
         self._stopping: list[AttemptId] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self.attempt_id: AttemptId | None = None
-        self.speaks_holdfast = False  # stays True: this script has the loop
+        self.uses_holdfast = False  # stays True: this script has the loop
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -136,7 +136,7 @@ class Supervisor:
     def held(self) -> HeldShards | None:
         """The shards of a sharded model that the local processes have in memory, also between two worlds."""
         alive = [rank for rank in self._ranks.values() if rank.alive and not rank.forgotten]
-        return together(rank.held for rank in alive if rank.held is not None)
+        return joined(rank.held for rank in alive if rank.held is not None)
 
     def rank(self, slot: int) -> Rank | None:
         """Return the process of a slot, or None."""
@@ -214,7 +214,7 @@ class Supervisor:
         rank.process = self._spawner.spawn(
             environ=environ,
             prefix=prefix if self._command.prefix_output else "",
-            on_exit=lambda ended: self._do(self._hear_out(rank, ended)),
+            on_exit=lambda ended: self._do(self._drain_socket(rank, ended)),
         )
         self._ranks[rank.slot] = rank
         self._do(self._watch(rank.process))
@@ -226,13 +226,13 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def hear(self, message: RankMessage) -> Rank | None:
+    def handle(self, message: RankMessage) -> Rank | None:
         """Record a message of a rank. Return None if it is not of the current attempt."""
         rank = self._find(message)
         if rank is None:
             return None
-        present = rank.hear(message)
-        self.speaks_holdfast = True
+        present = rank.handle(message)
+        self.uses_holdfast = True
         if message.type == "left":
             if rank.left_at is None:
                 rank.left_at = time.monotonic()
@@ -278,7 +278,7 @@ class Supervisor:
         for rank in [rank for rank in self._ranks.values() if rank.may_vote(attempt_id)]:
             if rank.can_leave:
                 rank.send({"type": "leave", **attempt_id.to_json(), "reason": reason[:MAX_TEXT]})
-                self._later(FENCE_SECONDS, rank, attempt_id, patience=_PATIENCE)
+                self._later(FENCE_SECONDS, rank, attempt_id, factor=_FENCE_FACTOR)
             elif grace > 0 and not rank.speaks:
                 self.terminate([rank])
                 self._later(grace, rank, attempt_id)
@@ -290,23 +290,23 @@ class Supervisor:
         """End every process. Scripts without Holdfast's loop get SIGTERM first."""
         alive = [rank for rank in self._ranks.values() if rank.alive]
         gone = asyncio.gather(*(rank.process.reaped.wait() for rank in alive if rank.process is not None))
-        if grace > 0 and alive and not self.speaks_holdfast:
+        if grace > 0 and alive and not self.uses_holdfast:
             self.terminate(alive)
             await asyncio.wait([gone], timeout=grace)
         self.kill_all()
         await gone
 
-    def _later(self, seconds: float, rank: Rank, attempt_id: AttemptId, *, patience: float = 1.0) -> None:
+    def _later(self, seconds: float, rank: Rank, attempt_id: AttemptId, *, factor: float = 1.0) -> None:
         """Kill a rank that may still vote after `seconds`.
 
         A suspended host, or one with CPU starvation, delays all ranks, and killing the last rank would lose the state
-        in memory. Such time does not count, up to `patience` times `seconds`.
+        in memory. Such time does not count, up to `factor` times `seconds`.
         """
-        self._do(self._fence(seconds, rank, attempt_id, patience))
+        self._do(self._fence(seconds, rank, attempt_id, factor))
 
-    async def _fence(self, seconds: float, rank: Rank, attempt_id: AttemptId, patience: float) -> None:
+    async def _fence(self, seconds: float, rank: Rank, attempt_id: AttemptId, factor: float) -> None:
         loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
-        last = loop.time() + seconds * patience
+        last = loop.time() + seconds * factor
         while left > 0 and loop.time() < last and rank.may_vote(attempt_id):
             await asyncio.sleep(_LOOK_SECONDS)  # may take longer, but counts as this much
             before, waited = waited, cpu_wait(rank.pid)
@@ -340,7 +340,7 @@ class Supervisor:
         await process.reaped.wait()
         self._settle()
 
-    async def _hear_out(self, rank: Rank, ended: ProcessExit) -> None:
+    async def _drain_socket(self, rank: Rank, ended: ProcessExit) -> None:
         """Judge an end after all messages of the process have been processed."""
         if rank.connection is not None:
             try:

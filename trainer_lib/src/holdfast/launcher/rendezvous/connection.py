@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.core.connections import Greetings
+from holdfast.core.connections import PendingHandshakes
 from holdfast.core.errors import AuthenticationError, ControlError, DocumentError, UsageError
 from holdfast.launcher.network import handshake
 from holdfast.launcher.rendezvous import endpoint
@@ -31,17 +31,17 @@ class Endpoint:
         secret: bytes,
         accept: Callable[[dict[str, Any]], None],
         record: Callable[[], Record],
-        stranger: Callable[[], None],
+        on_rejected: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
         self._roster = roster
         self._secret = secret
         self._accept = accept
         self._record = record
-        self._stranger = stranger
+        self._on_rejected = on_rejected
         self._now = now
         self._connections: dict[str, handshake.Connection] = {}
-        self._greetings: Greetings[asyncio.StreamWriter] = Greetings()
+        self._handshakes: PendingHandshakes[asyncio.StreamWriter] = PendingHandshakes()
         self._published: dict[str, Any] | None = None
 
     async def serve(self, listener: socket.socket | None, own: Joined) -> None:
@@ -76,10 +76,10 @@ class Endpoint:
         self._accept(with_key(document, self._secret))
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        dropped = self._greetings.begin(writer, handshake.peer_host(writer))
+        dropped = self._handshakes.begin(writer, handshake.peer_host(writer))
         if dropped is not None:
             dropped.transport.abort()
-            self._stranger()
+            self._on_rejected()
         try:
             connection = await handshake.answer(reader, writer, me=ENDPOINT, key=rendezvous_key(self._secret))
             first = await connection.receive()
@@ -88,29 +88,29 @@ class Endpoint:
             member = Joined(uid=connection.peer, entry=first["member"])
             if self._refuses(connection, first.get("asked")):
                 return
-        except handshake.NoGreetingError:
+        except handshake.NoHandshakeError:
             writer.transport.abort()
             return
         except (OSError, TimeoutError, ControlError, DocumentError, KeyError) as error:
             _log.error("a launcher was refused at the endpoint: %s", error)
-            self._stranger()
+            self._on_rejected()
             writer.transport.abort()
             return
         finally:
-            self._greetings.end(writer)
+            self._handshakes.end(writer)
         self._connections[member.uid] = connection
         _log.info("%s joined", member.uid)
         self._roster = self._roster.joined(member, self._now())
         if self._published is not None:
             connection.send({"type": "membership", "document": self._published})
-        await _hear(connection, lambda _: None)
+        await _receive(connection, lambda _: None)
         if self._connections.get(member.uid) is connection:
             del self._connections[member.uid]
             self._roster = self._roster.left(member.uid, self._now())
             _log.info("%s left the endpoint", member.uid)
 
-    def _refuses(self, connection: handshake.Connection, asked: Any) -> bool:
-        refusal = self._roster.terms.refusal(asked) if isinstance(asked, dict) else None
+    def _refuses(self, connection: handshake.Connection, requested: Any) -> bool:
+        refusal = self._roster.terms.refusal(requested) if isinstance(requested, dict) else None
         if refusal is None:
             return False
         _log.error("%s was refused: on its host %s", connection.peer, refusal)
@@ -123,23 +123,23 @@ async def join(
     connection: handshake.Connection,
     *,
     own: Joined,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     secret: bytes,
     accept: Callable[[dict[str, Any]], None],
 ) -> None:
     """Be a member until the endpoint is lost. Raises UsageError if the endpoint refuses."""
-    connection.send({"type": "join", "member": dict(own.entry), "asked": dict(asked)})
+    connection.send({"type": "join", "member": dict(own.entry), "asked": dict(requested)})
 
-    def heard(body: dict[str, Any]) -> None:
+    def on_message(body: dict[str, Any]) -> None:
         if body.get("type") == "refuse":
             raise UsageError(f"holdfast run: {body.get('message')}")
         if body.get("type") == "membership":
             accept(with_key(body["document"], secret))
 
-    await _hear(connection, heard)
+    await _receive(connection, on_message)
 
 
-async def _hear(connection: handshake.Connection, heard: Callable[[dict[str, Any]], None]) -> None:
+async def _receive(connection: handshake.Connection, on_message: Callable[[dict[str, Any]], None]) -> None:
     """Read until the other side closes or is silent. Silence is counted in local beats, without local stalls."""
     quiet = 0
 
@@ -155,7 +155,7 @@ async def _hear(connection: handshake.Connection, heard: Callable[[dict[str, Any
     try:
         while (body := await connection.receive()) is not None:
             quiet = 0
-            heard(body)
+            on_message(body)
     except ControlError as error:
         _log.warning("the connection to %s broke the protocol: %s", connection.peer, error)
     finally:
@@ -171,22 +171,21 @@ async def dial(
     *,
     me: str,
     secret: bytes,
-    patience: float,
-    lookup: endpoint.Lookup = endpoint.look_up,
+    timeout: float,
 ) -> handshake.Connection:
     """Connect to the endpoint, which may not exist yet. Log the result of each try when it changes.
 
-    Raises UsageError after `patience` seconds, and at once if the program at the endpoint is no launcher.
+    Raises UsageError after `timeout` seconds, and at once if the program at the endpoint is no launcher.
     """
-    loop, told = asyncio.get_running_loop(), ""
-    deadline = loop.time() + patience
+    loop, logged = asyncio.get_running_loop(), ""
+    deadline = loop.time() + timeout
     while True:
         where = f"{host}:{port}"
         try:
-            address = endpoint.choose(await lookup(host, port))
+            address = endpoint.choose(await endpoint.look_up(host, port))
             where = f"{address}:{port}"
             return await handshake.dial(address, port, me=me, peer=ENDPOINT, key=rendezvous_key(secret), timeout=5.0)
-        except (OSError, TimeoutError, handshake.HungUpError) as error:
+        except (OSError, TimeoutError, handshake.ConnectionClosedError) as error:
             found = f"{where}: {_found(error)}"
             if loop.time() >= deadline:
                 raise UsageError(f"--rdzv-endpoint {found}; start the launcher on that host") from error
@@ -196,8 +195,8 @@ async def dial(
             raise UsageError(
                 f"--rdzv-endpoint {where}: another program listens there, not a launcher ({error}): use another port"
             ) from error
-        if found != told:
-            told = found
+        if found != logged:
+            logged = found
             _log.info("waits up to %.0f s for the launcher at --rdzv-endpoint %s", deadline - loop.time(), found)
         await asyncio.sleep(0.2)
 
@@ -205,7 +204,7 @@ async def dial(
 def _found(error: Exception) -> str:
     if isinstance(error, handshake.NoAnswerError):
         return "the program there accepts connections, but does not answer as a launcher"
-    if isinstance(error, handshake.HungUpError):
+    if isinstance(error, handshake.ConnectionClosedError):
         return "the program there closes connections, and does not answer as a launcher"
     if isinstance(error, ConnectionRefusedError):
         return "no program listens there"

@@ -29,22 +29,22 @@ async def look_up(host: str, port: int) -> Sequence[str]:
 
 
 async def resolve(
-    host: str, port: int, *, patience: float, lookup: Lookup = look_up, sleep: Sleep = asyncio.sleep
+    host: str, port: int, *, timeout: float, lookup: Lookup = look_up, sleep: Sleep = asyncio.sleep
 ) -> Sequence[str]:
-    """Return the addresses of a name, which may have none yet. Raises UsageError after `patience` seconds."""
+    """Return the addresses of a name, which may have none yet. Raises UsageError after `timeout` seconds."""
     waited = 0.0
     while True:
         try:
             return await lookup(host, port)
         except socket.gaierror as error:
-            if error.errno not in _NOT_YET or waited >= patience:
+            if error.errno not in _NOT_YET or waited >= timeout:
                 raise UsageError(
                     f"holdfast run: --rdzv-endpoint {host}:{port}: the name has no address ({error.strerror}): "
                     "correct it, or add it to DNS or to this host's hosts file"
                 ) from error
             if not waited:
                 text = "--rdzv-endpoint %s: the name has no address yet (%s); it is looked up again for %.0f s"
-                _log.warning(text, host, error.strerror, patience)
+                _log.warning(text, host, error.strerror, timeout)
         await sleep(_LOOK_SECONDS)
         waited += _LOOK_SECONDS
 

@@ -20,16 +20,16 @@ from holdfast.core.environment import variable
 from holdfast.core.errors import UsageError
 
 _log = logging.getLogger("holdfast.launcher")
-PATIENCE_SECONDS = 15.0  # a run that received a signal may be writing its last checkpoint
+TIMEOUT_SECONDS = 15.0  # a run that received a signal may be writing its last checkpoint
 _POLL_SECONDS = 0.2
 _MOST_TOLD = 200
 
 
-async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> Callable[[], None]:
+async def hold(folder: Path, me: str, *, timeout: float = TIMEOUT_SECONDS) -> Callable[[], None]:
     """Keep other runs out of `folder` until this process ends, or the returned function is called.
 
     `me` is the name of this run in the errors of others. Raises UsageError if another run holds the folder for longer
-    than `patience` (seconds). A folder that cannot be locked is left as it is: read-only, another user's, or on a
+    than `timeout` (seconds). A folder that cannot be locked is left as it is: read-only, another user's, or on a
     file system without locks.
     """
     try:
@@ -37,9 +37,9 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
         lock = os.open(folder / RUN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         _log.warning("%s cannot be locked against other runs: %s", folder, error)
-        return _nothing
+        return _release_nothing
     try:
-        await _take(lock, folder, patience)
+        await _take(lock, folder, timeout)
     except UsageError:
         os.close(lock)
         raise
@@ -52,13 +52,13 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
     return lambda: os.close(lock)
 
 
-def _nothing() -> None:
+def _release_nothing() -> None:
     """Release nothing: there is no lock."""
 
 
-async def _take(lock: int, folder: Path, patience: float) -> None:
+async def _take(lock: int, folder: Path, timeout: float) -> None:
     loop = asyncio.get_running_loop()
-    deadline, told = loop.time() + patience, False
+    deadline, logged = loop.time() + timeout, False
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +69,7 @@ async def _take(lock: int, folder: Path, patience: float) -> None:
                 f"holdfast run: {other} has its checkpoints in {folder}: stop it, or use another folder for"
                 f" this run ({variable('checkpoint_dir')})"
             )
-        if not told:
-            _log.warning("%s has its checkpoints in %s: waiting %.0f s for its end", other, folder, patience)
-        told = True
+        if not logged:
+            _log.warning("%s has its checkpoints in %s: waiting %.0f s for its end", other, folder, timeout)
+        logged = True
         await asyncio.sleep(_POLL_SECONDS)

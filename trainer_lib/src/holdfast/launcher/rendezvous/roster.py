@@ -183,8 +183,8 @@ class Roster:
         new = tuple(member for member in here if member.uid not in last.uids or member not in last.members)
         if self._highest_claimed() >= last.generation:
             return (*kept, *new)
-        shrunk_alone = 2 * len(kept) > len(last.members)
-        if not new and (len(kept) == len(last.members) or shrunk_alone):
+        is_majority = 2 * len(kept) > len(last.members)
+        if not new and (len(kept) == len(last.members) or is_majority):
             return None
         return (*kept, *new)
 

@@ -14,7 +14,7 @@ from holdfast.launcher.host.termination_log import Ending, redact
 from holdfast.launcher.membership import state_machine
 from holdfast.launcher.membership.messages import Incident, World
 from holdfast.launcher.membership.state import Attempt, State
-from holdfast.launcher.ranks.progress import Progress
+from holdfast.launcher.ranks.progress import NON_FINITE_COUNTERS, Progress
 from holdfast.launcher.ranks.rank_process import Rank
 
 _MAX_MESSAGE = 1000
@@ -60,6 +60,7 @@ def status(
         "message": _shown(state.message),
         "ranks": [rank.to_status() for rank in ranks if rank.alive],
         **_progress(progress),
+        "slowRanks": [] if state.world is None else list(progress.slow_ranks),
         "accounting": None if accounting is None else dict(accounting),
         "warmProcesses": warm_processes,
         "uploads": None if uploads is None else dict(uploads),
@@ -67,7 +68,7 @@ def status(
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,
-        "incidents": [_incident(incident) for incident in _told(state)],
+        "incidents": [_incident(incident) for incident in _reported_incidents(state)],
         "notices": [dict(notice) for notice in notices],
         "lostMembers": _lost(state),
         "exit": None if ending is None else ending.to_status(),
@@ -119,7 +120,15 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "throughput": None if progress.throughput is None else round(progress.throughput, 3),
         "stepSeconds": None if progress.step_seconds is None else round(progress.step_seconds, 6),
         "gradientNorm": progress.gradient_norm,
+        "divergences": {"count": progress.divergences, "last": _divergence(progress.last_divergence)},
+        "badSamples": progress.bad_samples,
+        "outOfMemory": progress.out_of_memory,
+        "nonFinite": {name: progress.non_finite[name] for name in NON_FINITE_COUNTERS},
     }
+
+
+def _divergence(last: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if last is None else {**last, "tensor": _shown(last["tensor"]), "time": _time(last["time"])}
 
 
 def _failing(failing: Failing) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:
     return known[max(known)].to_json() if known else None
 
 
-def _told(state: State) -> list[Incident]:
+def _reported_incidents(state: State) -> list[Incident]:
     """Return the oldest incidents, in the order of attempts. The others follow when those are acknowledged.
 
     Without an operator for long, their number grows, and a report of all would be too large for the operator.

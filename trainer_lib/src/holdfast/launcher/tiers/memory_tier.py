@@ -24,13 +24,13 @@ class MemoryHost(TierHost):
         """Return where a last checkpoint would lie: in local memory and, with copies, on the next node."""
         options, node = self._options, self._identity.node
         memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
-        there = self._copies_go_to(members)
+        there = self._copy_target(members)
         if there is None:
             return [memory]
         due = options.peer_interval == 1
         return [memory, speeds[PEER_TIER].tier(PEER_TIER, MEMORY_TIER, node=there.node, due=due)]
 
-    def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
+    def _copy_target(self, members: Iterable[Member]) -> Neighbour | None:
         """Return the neighbour that receives copies, as each rank selects it."""
         if self._options.peer_interval is None:
             return None

@@ -29,7 +29,7 @@ class NodeTiers:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return what a rank needs to use each tier, by name."""
-        return {host.name: said for host in self._hosts if (said := host.describe()) is not None}
+        return {host.name: description for host in self._hosts if (description := host.describe()) is not None}
 
     def estimates(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[TierEstimate]:
         """Return where a last checkpoint of this world could lie, in the order in which tiers are filled."""
@@ -52,6 +52,6 @@ class NodeTiers:
             host.close(complete=complete)
 
     @property
-    def strangers(self) -> int:
+    def rejected(self) -> int:
         """The number of connections that were refused because they did not have the key."""
-        return sum(host.strangers for host in self._hosts)
+        return sum(host.rejected for host in self._hosts)

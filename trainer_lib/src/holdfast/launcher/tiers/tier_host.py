@@ -58,9 +58,9 @@ class TierHost(ABC):
             self._server.key = derive(job_key)
 
     @property
-    def strangers(self) -> int:
+    def rejected(self) -> int:
         """The number of connections that were refused because they did not have that key."""
-        return 0 if self._server is None else self._server.strangers
+        return 0 if self._server is None else self._server.rejected
 
     def close(self, *, complete: bool) -> None:
         """Release the folder. If the job is complete, delete its files."""

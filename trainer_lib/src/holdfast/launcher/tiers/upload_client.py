@@ -58,7 +58,7 @@ class Uploads:
         self._folder = folder
         self._arrived = arrived
         self._child: ChildProcess | None = None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._rest = b""
         self._newest: CheckpointName | None = None
         self._done: CheckpointName | None = None
@@ -76,25 +76,25 @@ class Uploads:
         """Upload a checkpoint that is durable on the shared tier."""
         if self.wanted and name != self._newest and (self._child is not None or self._ends < _MOST_RESTARTS):
             self._newest = name
-            self._say(name)
+            self._send(name)
 
     async def finish(self, left: Callable[[], float], alive: Callable[[], None] = lambda: None) -> None:
         """Wait for the newest checkpoint while `left` returns more than 0 seconds, then end the child.
 
         `alive` is called meanwhile, so that the launcher still shows signs of life.
         """
-        child, line = self._child, self._line
-        if child is None or line is None:
+        child, connection = self._child, self._socket
+        if child is None or connection is None:
             return
         with contextlib.suppress(OSError):
-            line.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
         if self._newest != self._done:
             _log.info("waits up to %.0f s for the upload of %s", left(), self._newest)
         while not child.reaped.is_set() and left() > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.reaped.wait(), min(_LOOK_SECONDS, left()))
             alive()
-        self._hear(line)
+        self._on_message(connection)
         if self._newest != self._done:
             _log.warning("%s is not in %s: only the shared tier has it", self._newest, self._url)
         self._ends = _MOST_RESTARTS
@@ -104,34 +104,34 @@ class Uploads:
     def _url(self) -> str:
         return "" if self._settings is None else self._settings.url
 
-    def _say(self, name: CheckpointName) -> None:
+    def _send(self, name: CheckpointName) -> None:
         try:
-            line = self._line or self._start()
-            line.sendall(f"{name}\n".encode())
+            connection = self._socket or self._start()
+            connection.sendall(f"{name}\n".encode())
         except (OSError, SpawnError) as error:
             self._failed(FailureCause.PROCESS, f"{name} cannot be passed to the uploader process: {error}")
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        argv = own_program("holdfast.launcher.tiers.upload_worker", str(theirs.fileno()))
-        with theirs:
+        own_end, worker_end = socket.socketpair()
+        argv = own_program("holdfast.launcher.tiers.upload_worker", str(worker_end.fileno()))
+        with worker_end:
             child = ChildProcess(
-                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+                argv=argv, environ=helper_environment(), on_exit=self._ended, pass_fds=(worker_end.fileno(),)
             )
         order = {"settings": self._settings.to_json() if self._settings else {}, "folder": str(self._folder)}
-        ours.sendall(json.dumps(order).encode() + b"\n")
-        ours.setblocking(False)
-        self._child, self._line, self._rest = child, ours, b""
-        asyncio.get_running_loop().add_reader(ours, self._hear, ours)
-        return ours
+        own_end.sendall(json.dumps(order).encode() + b"\n")
+        own_end.setblocking(False)
+        self._child, self._socket, self._rest = child, own_end, b""
+        asyncio.get_running_loop().add_reader(own_end, self._on_message, own_end)
+        return own_end
 
-    def _hear(self, line: socket.socket) -> None:
+    def _on_message(self, connection: socket.socket) -> None:
         data = b""
         with contextlib.suppress(BlockingIOError, ConnectionError, ValueError, OSError):
-            data = line.recv(1 << 16)
+            data = connection.recv(1 << 16)
         if not data:
             with contextlib.suppress(ValueError, OSError):
-                asyncio.get_running_loop().remove_reader(line)
+                asyncio.get_running_loop().remove_reader(connection)
         *answers, self._rest = (self._rest + data).split(b"\n")
         for answer in answers:
             self._answered(json.loads(answer))
@@ -165,14 +165,14 @@ class Uploads:
         self._troubled = cause
 
     def _ended(self, ended: ProcessExit) -> None:
-        if self._line is not None:
-            self._hear(self._line)
+        if self._socket is not None:
+            self._on_message(self._socket)
             with contextlib.suppress(ValueError, OSError):
-                asyncio.get_running_loop().remove_reader(self._line)
-            self._line.close()
-        self._child = self._line = None
+                asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        self._child = self._socket = None
         if ended.returncode == 0 or self._ends >= _MOST_RESTARTS:
             return
         self._ends += 1
-        said = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
-        self._failed(FailureCause.PROCESS, f"the uploader process ended: {said}")
+        reason = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
+        self._failed(FailureCause.PROCESS, f"the uploader process ended: {reason}")

@@ -47,7 +47,7 @@ class Host:
     """The queue. One thread receives names, another one uploads."""
 
     def __init__(self, line: IO[str], answers: socket.socket, uploader: Uploader) -> None:
-        self._line = line
+        self._socket = line
         self._answers = answers
         self._uploader = uploader
         self._queue = Queue()
@@ -55,13 +55,13 @@ class Host:
 
     def listen(self) -> None:
         """Receive names until the launcher closes its side."""
-        for text in self._line:
+        for text in self._socket:
             name = parse_commit(text.strip())
-            if name is not None and self._may_be_there(name):
+            if name is not None and self._may_be_uploaded(name):
                 self._become(replace(self._queue, newest=name, failures=0, retry_at=0.0))
         self._become(replace(self._queue, closing=True, failures=0, retry_at=0.0))
 
-    def listen_to_the_end(self) -> None:
+    def receive_until_end(self) -> None:
         """Run `listen` as a thread. A defect ends the process, so that the launcher restarts the uploads."""
         try:
             self.listen()
@@ -69,7 +69,7 @@ class Host:
             _log.exception("the uploader's thread that listens to the launcher failed")
             os._exit(1)
 
-    def _may_be_there(self, name: CheckpointName) -> bool:
+    def _may_be_uploaded(self, name: CheckpointName) -> bool:
         """Whether a checkpoint may be in the folder.
 
         If no step was made since a restore, a requested checkpoint is that of an older attempt, which was passed to
@@ -104,8 +104,8 @@ class Host:
             else:
                 self._queue = self._queue.failed(time.monotonic())
             last = self._queue.closing and self._queue.failures >= _LAST_TRIES
-        untidy = self._uploader.tidy(outcome.name) if outcome.arrived else ""
-        self._answers.sendall(_said(outcome, untidy).encode())
+        deletion_error = self._uploader.delete_replaced(outcome.name) if outcome.arrived else ""
+        self._answers.sendall(_message(outcome, deletion_error).encode())
         return not last
 
     def _become(self, queue: Queue) -> None:
@@ -114,7 +114,7 @@ class Host:
             self._changed.notify()
 
 
-def _said(outcome: Outcome, untidy: str) -> str:
+def _message(outcome: Outcome, deletion_error: str) -> str:
     document: dict[str, Any] = {
         "name": str(outcome.name),
         "bytes": outcome.nbytes,
@@ -122,7 +122,7 @@ def _said(outcome: Outcome, untidy: str) -> str:
         "cause": outcome.cause,
         "message": outcome.message,
         "gone": outcome.gone,
-        "untidy": untidy,
+        "untidy": deletion_error,
     }
     return json.dumps(document) + "\n"
 
@@ -149,7 +149,7 @@ def main() -> int:
         hold=partial(held, folder),
     )
     host = Host(line, connection, uploader)
-    threading.Thread(target=host.listen_to_the_end, daemon=True).start()
+    threading.Thread(target=host.receive_until_end, daemon=True).start()
     host.work()
     return 0
 

@@ -85,6 +85,11 @@ class CheckpointHooks:
 
     # Timing
 
+    def saves(self, agreed: Agreed) -> bool:
+        """Return whether a checkpoint follows this step that has no deadline. It is the same on every rank."""
+        due = self._scheduler.due_at(self._state.step) or agreed.checkpoint
+        return due and self._scheduler.has_folder and not (agreed.urgent or agreed.quiesce)
+
     def after_step(self, agreed: Agreed) -> bool:
         """Make the checkpoints that are due after a step. Return whether the job then leaves the world.
 
@@ -93,19 +98,22 @@ class CheckpointHooks:
         """
         scheduler, step = self._scheduler, self._state.step
         if agreed.urgent:
-            scheduler.hurry()
+            scheduler.lift_rate_limit()
         asked = agreed.quiesce and agreed.node_local
+        # A roll-back needs the checkpoints before a row of skipped steps, so none replaces them during the row.
+        in_row = self._state.non_finite.in_a_row > 0
         for tier in scheduler.due_now(step, asked=asked):
-            self._save_now(tier, asked=asked)
+            if asked or not in_row:
+                self._save_now(tier, asked=asked)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         leaves = agreed.pause and not needed
         background_tier = scheduler.due_in_background(step, busy=agreed.busy)
         if scheduler.due_at(step) or agreed.checkpoint or needed:
             if needed:
                 scheduler.await_retry(_PAUSE_SECONDS)
-            self.begin(onward=not needed)
+            self.begin(spare=in_row, onward=not needed)
             leaves = leaves or (needed and (self.wait() or not scheduler.has_folder))
-        elif background_tier is not None and not leaves:
+        elif background_tier is not None and not leaves and not in_row:
             self._save_in_background(background_tier)
         if leaves:
             self._agree_to_leave()
@@ -201,12 +209,17 @@ class CheckpointHooks:
             state={
                 "objects": flat.tree,
                 "counters": {"skipped": state.skipped},
+                "nonFinite": state.non_finite.to_json(),
+                "recent": state.recent.to_json(),
+                "badSamples": state.bad_samples.to_json(),
+                "outOfMemory": state.out_of_memory.to_json(),
                 "ramp": state.rates.to_json(),
                 "metrics": told(state.metrics),
                 "failures": self._scheduler.failures.to_json(),
+                "streams": state.streams.to_json(),
             },
             data=None if state.position is None else state.position.to_json(),
-            alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
+            per_rank={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
             numerics=numerics(),
             samples=sampled(state.objects, flat) if team.group.size > 1 else {},
         )

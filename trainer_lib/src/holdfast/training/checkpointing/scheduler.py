@@ -15,11 +15,11 @@ from typing import Final
 
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.policy.interval import Cadence, Failures, retry_after
+from holdfast.checkpoint.policy.interval import Failures, IntervalChooser, retry_after
 from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.tiers.tier import Tier
-from holdfast.core.errors import CheckpointError, NoRoomError, PeerLostError
+from holdfast.core.errors import CheckpointError, NoCapacityError, PeerLostError
 from holdfast.core.protocol import PEER_TIER, SHARED_TIER
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.launcher_client.connection import LauncherConnection, Requests
@@ -36,7 +36,7 @@ _FAILED: Final = (
     "step %d could not be saved (%s, %d in a row): %s. Training continues, and the checkpoint is tried again; if all "
     "workers are lost before one succeeds, training resumes from step %d: %s"
 )
-_MAKE_ROOM: Final = "free space in the checkpoint folder or make it writable"
+_FREE_SPACE: Final = "free space in the checkpoint folder or make it writable"
 _FREEZE: Final = "freeze the parameters that are meant to hold such values, with requires_grad_(False)"
 _NON_FINITE_SAVES: Final = 3
 _UNLIKE: Final = (
@@ -59,7 +59,7 @@ class CheckpointScheduler:
         self._state = state
         self._coordinator = False
         self._saved_at = self._entered = time.monotonic()
-        self._cadence = Cadence()
+        self._cadence = IntervalChooser()
         self._interval_seconds = interval.seconds
         self._failed = 0  # consecutive failed checkpoints
         self._retry_at = 0.0
@@ -73,7 +73,7 @@ class CheckpointScheduler:
         self._background: _RunningSave | None = None
         self._due: dict[str, Tier] = {}
         self._urgent = False
-        self._apart: set[str] = set()
+        self._differing: set[str] = set()
 
     @property
     def has_folder(self) -> bool:
@@ -89,7 +89,7 @@ class CheckpointScheduler:
         """Begin in a new world."""
         self._coordinator, self._cancel = coordinator, cancel
         self._background, self._due = None, {}
-        self._state.failures = self._state.failures.told(self._agent.books)
+        self._state.failures = self._state.failures.with_counters(self._agent.books)
         self._entered = time.monotonic()
         self._choose()
 
@@ -123,11 +123,11 @@ class CheckpointScheduler:
         again = self._failed > 0 and time.monotonic() >= self._retry_at
         return again or not self._tried.issuperset(asked) or self._timed() or self._interrupted
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         """Lift the rate limit of the running checkpoint and of the next one, because something waits for it."""
         self._urgent = True
         if self._engine is not None:
-            self._engine.hurry()
+            self._engine.lift_rate_limit()
 
     def behind(self, step: int) -> bool:
         """Return whether the last step is not durable yet."""
@@ -160,7 +160,7 @@ class CheckpointScheduler:
                 self._report(step, result, ids, time.monotonic() - started)
             if result.committed and self._coordinator:
                 _log_durable(step, result, waited + result.stalled)
-                self._log_differing(result.apart)
+                self._log_differing(result.differing)
 
         saving = self._engine.begin(taken, ended, spare=spare, urgent=self._urgent)
         self._urgent = False
@@ -214,16 +214,15 @@ class CheckpointScheduler:
     def save_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
         """Save on a tier while training is paused. A failure is reported, and the previous save stays.
 
-        With `asked`, also copy to other nodes, whether due or not. Raise `NoRoomError` if there is no capacity for
-        the first save and none was requested: training would otherwise continue without the checkpoints that were
-        configured.
+        With `asked`, also copy to other nodes, whether due or not. Raise `NoCapacityError` if the first save does not
+        fit and none was requested: training would otherwise continue without the checkpoints that were configured.
         """
         if self._engine is None:
             return
         started = time.monotonic()
         result = self._engine.save_on(tier, snapshot(), asked=asked)
         if result.full and not asked:
-            raise NoRoomError(result.message)
+            raise NoCapacityError(result.message)
         # repeated messages are logged once
         if result.committed or result.message != self._tier_errors.get(tier.name):
             name = PEER_TIER if result.copy_failed else tier.name
@@ -246,12 +245,12 @@ class CheckpointScheduler:
     def save_in_background(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot]) -> None:
         """Begin a background save on a tier. A failure is reported, and training continues.
 
-        If even the first save does not fit, raise `NoRoomError` on all ranks at the same step.
+        If even the first save does not fit, raise `NoCapacityError` on all ranks at the same step.
         """
         before, self._background = self._background, None
         self._due.pop(tier.name, None)
         if before is not None and not before.saving.lost and before.saving.result.full:
-            raise NoRoomError(before.saving.result.message)
+            raise NoCapacityError(before.saving.result.message)
         if self._engine is None:
             return
         started, cancel, taken = time.monotonic(), self._cancel, snapshot()
@@ -303,7 +302,7 @@ class CheckpointScheduler:
             return
         choice = self._cadence.choose(self.failures.mtbf)
         self._interval_seconds = choice.seconds
-        if choice.news and self._coordinator:
+        if choice.changed and self._coordinator:
             _log.info("a checkpoint is due every %.0f s: %s", choice.seconds, choice.reason)
 
     def _land(self, running: _RunningSave) -> None:
@@ -315,7 +314,7 @@ class CheckpointScheduler:
             self._state.saved_step = running.step
             self._failed, self._non_finite, self._retry_at, self._tried = 0, 0, 0.0, frozenset()
             self._agent.answered(Requests(checkpoint=running.asked))
-            self._cadence.took(stall=running.waited + result.stalled, write=result.seconds)
+            self._cadence.record(stall=running.waited + result.stalled, write=result.seconds)
             self._choose()
         else:
             self._tried = frozenset(running.asked)
@@ -337,11 +336,11 @@ class CheckpointScheduler:
             **({} if result.committed else {"cause": result.cause}),
         )
 
-    def _log_differing(self, apart: Mapping[str, Sequence[int]]) -> None:
+    def _log_differing(self, differing: Mapping[str, Sequence[int]]) -> None:
         """Log each object once, because its fault is the same in each checkpoint."""
-        for name in sorted(apart.keys() - self._apart):
-            self._apart.add(name)
-            _log.error(_UNLIKE, name, ", ".join(map(str, apart[name])))
+        for name in sorted(differing.keys() - self._differing):
+            self._differing.add(name)
+            _log.error(_UNLIKE, name, ", ".join(map(str, differing[name])))
 
     def _count_failed(self, step: int, result: SaveResult) -> None:
         self._failed += 1
@@ -350,7 +349,7 @@ class CheckpointScheduler:
         self._non_finite = self._non_finite + 1 if result.cause == FailureCause.NON_FINITE else 0
         if self._non_finite >= _NON_FINITE_SAVES:
             return  # the error that ends the script reports it
-        advice = _FREEZE if self._non_finite else _MAKE_ROOM
+        advice = _FREEZE if self._non_finite else _FREE_SPACE
         _log.error(_FAILED, step, result.cause, self._failed, result.message, self._state.saved_step, advice)
 
 

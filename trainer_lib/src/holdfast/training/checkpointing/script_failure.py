@@ -65,6 +65,8 @@ class ScriptFailure:
     def _complete(self, trace: TracebackType | None) -> bool:
         """Return whether the state is exactly that of the last step."""
         step = self.state.step
+        if self.state.diverged:
+            return False
         try:
             complete = self.stepper.rewind() and not final_checkpoint.raised_in_update(self.state.objects, trace)
             changed = complete and self.stepper.weights.changed()

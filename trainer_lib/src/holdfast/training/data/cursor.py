@@ -1,7 +1,7 @@
 """The position of a job in the data, and the samples of each rank in a step. Pure.
 
-The position is the number of samples that completed steps have consumed, and nothing else. The same samples therefore
-follow at every world size, even if it changes between two steps.
+The position is the number of samples that completed steps have consumed, and the ranges of samples that no step uses.
+The same samples therefore follow at every world size, even if it changes between two steps.
 """
 
 from __future__ import annotations
@@ -15,16 +15,29 @@ from holdfast.core.errors import DataError
 from holdfast.core.hashing import mix_all
 from holdfast.training.data.permutation import Permutation
 from holdfast.training.data.sample_audit import Audit
+from holdfast.training.data.sample_range import SampleRange, place_of, ranges_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """The data state in a checkpoint: the dataset's fingerprint, the seed, the cursor and the audit."""
+    """The data state in a checkpoint: the dataset's fingerprint, the seed, the cursor and the audit.
+
+    `skipped` has the samples that a roll-back excluded, in order. The cursor does not count them.
+    """
 
     fingerprint: str
     seed: int
     cursor: int = 0
     audit: Audit = Audit()  # noqa: RUF009  (frozen)
+    skipped: tuple[SampleRange, ...] = ()
+
+    def place(self, number: int) -> int:
+        """Return the place of a sample in the endless order."""
+        return place_of(number, self.skipped)
+
+    def ranges(self, samples: int) -> tuple[SampleRange, ...]:
+        """Return the places of the next samples."""
+        return ranges_of(self.cursor, self.cursor + samples, self.skipped)
 
     def advanced(self, samples: int, seen: Audit) -> Position:
         """Return the position after a completed step."""
@@ -36,6 +49,7 @@ class Position:
             "seed": self.seed,
             "cursor": self.cursor,
             "audit": self.audit.to_json(),
+            "skipped": [one.to_json() for one in self.skipped],
         }
 
     @classmethod
@@ -45,6 +59,7 @@ class Position:
             seed=int(value["seed"]),
             cursor=int(value["cursor"]),
             audit=Audit.from_json(value["audit"]),
+            skipped=tuple(map(SampleRange.from_json, value.get("skipped", ()))),
         )
 
     def resumed(self, saved: Position) -> Position:
@@ -64,7 +79,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """One rank's part of a global batch: places [begin, end) in the endless order of samples."""
+    """One rank's part of a global batch: the samples with the numbers [begin, end)."""
 
     begin: int
     end: int

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from operator import getitem
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
+from holdfast.training.data.bad_samples import Unreadable
 from holdfast.training.data.cursor import BatchShare, Position, micro_batches, sample_at, share_of
 from holdfast.training.data.sample_audit import Audit
+from holdfast.training.data.sample_reader import SampleReader
 from holdfast.training.options.elasticity import Elasticity
 from holdfast.training.options.elasticity import global_batch as scaled_batch
 from holdfast.training.options.validation import check_batches
@@ -26,25 +31,28 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """The samples that were read: the collated batch, their number and their audit."""
+    """The collated batch and the number of samples in it.
+
+    The audit has these samples and the unreadable ones: all of them are consumed.
+    """
 
     data: Any
     samples: int
     seen: Audit
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The data of a job: a dataset, its order and its steps.
+    """The data of a job: the reader of its dataset, its order and its steps.
 
     `global_batch` is the script's request. `batch_at` returns the batch of one step in a world of some size.
     """
 
-    dataset: MapDataset
     size: int
     global_batch: int
     micro_batch: int
-    collate: Callable[[list[Any]], Any]
+    reader: SampleReader
     device: torch.device
     elasticity: Elasticity = field(default_factory=Elasticity)
 
@@ -52,29 +60,41 @@ class Loader:
         """Return the number of samples of one global step in a world of this size."""
         return scaled_batch(self.elasticity, self.global_batch, world_size)
 
-    def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[BatchShare]:
+    def parts(
+        self, position: Position, *, rank: int, world_size: int, alike: bool = False, micro_batch: int | None = None
+    ) -> list[BatchShare]:
         """Return this rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
 
-        With `alike`, all ranks have the same number: a rank with fewer gets empty ones in addition.
+        With `alike`, all ranks have the same number: a rank with fewer gets empty ones in addition. `micro_batch` is
+        another size of micro-batches, which is the same on all ranks.
         """
+        size = micro_batch or self.micro_batch
         batch = self.batch_at(world_size)
         share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
-        parts = list(micro_batches(share, self.micro_batch))
-        most = -(-batch // (world_size * self.micro_batch)) if alike else 0
+        parts = list(micro_batches(share, size))
+        most = -(-batch // (world_size * size)) if alike else 0
         return parts + [BatchShare(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
 
     def fetch(self, part: BatchShare, position: Position) -> MicroBatch:
-        """Read the samples of a micro-batch.
+        """Read the samples of a micro-batch. It lacks those that cannot be read.
 
         An empty micro-batch has one sample that does not count, so that a model can run on it.
         """
         seen, samples = Audit(), []
-        for place in range(part.begin, part.end):
-            epoch, sample = sample_at(place, size=self.size, seed=position.seed)
-            samples.append(self.dataset[sample])
+        for number in range(part.begin, part.end):
+            epoch, sample = self.sample(number, position)
+            samples.append(sample)
             seen = seen.seen(epoch, sample)
-        data = samples or [self.dataset[sample_at(part.begin, size=self.size, seed=position.seed)[1]]]
-        return MicroBatch(data=_moved(self.collate(data), self.device), samples=len(samples), seen=seen)
+        found = self.reader.read(samples)
+        others = (self.sample(number, position)[1] for number in count(part.end))
+        data = found.data if found.samples else self.reader.any_of(others, found.error)
+        return MicroBatch(
+            data=_moved(data, self.device), samples=found.samples, seen=seen, unreadable=found.unreadable
+        )
+
+    def sample(self, number: int, position: Position) -> tuple[int, int]:
+        """Return (epoch, index in the dataset) of a sample."""
+        return sample_at(position.place(number), size=self.size, seed=position.seed)
 
 
 def make_loader(
@@ -85,15 +105,26 @@ def make_loader(
     device: torch.device,
     collate: Callable[[list[Any]], Any] | None = None,
     elasticity: Elasticity | None = None,
+    retries: int = 0,
+    tolerant: bool = False,
+    before: Callable[[int], object] = lambda _: None,
 ) -> Loader:
-    """Return the loader for the arguments of `job.batches`. Raise `UsageError` if they are not valid."""
+    """Return the loader for the arguments of `job.batches`. Raise `UsageError` if they are not valid.
+
+    `retries`, `tolerant` and `before` are those of the `SampleReader`.
+    """
     check_batches(dataset, global_batch=global_batch, micro_batch=micro_batch, collate=collate)
     loader = Loader(
-        dataset=dataset,
         size=len(dataset),
         global_batch=global_batch,
         micro_batch=micro_batch,
-        collate=collate or default_collate,
+        reader=SampleReader(
+            get=partial(getitem, dataset),
+            collate=collate or default_collate,
+            retries=retries,
+            tolerant=tolerant,
+            before=before,
+        ),
         device=device,
         elasticity=elasticity or Elasticity(),
     )

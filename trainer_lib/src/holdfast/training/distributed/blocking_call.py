@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.core.errors import PeerLostError
+from holdfast.core.exit_threads import start_thread
 from holdfast.training.distributed.cancel_token import CancelToken
 
 SLICE_SECONDS: Final = 0.02
-# The time limit for closing sockets during a regular exit, in seconds.
-CLOSING: Final = 1.0
-_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
 class BlockingCall:
@@ -26,7 +22,7 @@ class BlockingCall:
         self._cancel = cancel
         self._outcome: dict[str, Any] = {}
         self._done = threading.Event()
-        run_aside(_run, action, self._outcome, self._done)
+        start_thread(_run, action, self._outcome, self._done, name="holdfast-blocking")
 
     def wait(self) -> None:
         """Wait until the call returns, as `result` does."""
@@ -52,28 +48,10 @@ def unless_cancelled(action: Callable[[], Any], cancel: CancelToken) -> Any:
     return BlockingCall(action, cancel).result()
 
 
-def run_aside(target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Start a thread that may block forever in a library and does not prevent the exit of the process."""
-    thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
-    thread.start()
-    _threads.add(thread)
-    return thread
-
-
 def peer_lost(error: BaseException) -> PeerLostError:
     """Convert a library's error to a `PeerLostError` with one line."""
     lines = str(error).splitlines()
     return PeerLostError(lines[0] if lines else type(error).__name__)
-
-
-@atexit.register
-def _settle() -> None:
-    """Wait for most threads: one that returns from the library while the interpreter exits would
-    abort the process.
-    """
-    end = time.monotonic() + CLOSING
-    for thread in tuple(_threads):
-        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _run(action: Callable[[], Any], outcome: dict[str, Any], done: threading.Event) -> None:

@@ -86,7 +86,7 @@ class Sharding:
             if one is not None and not is_sharded(one):
                 self._whole[part._parameters[name]] = one.detach()  # type: ignore[index]
         self._modules.append(module)
-        _speak(module, self)
+        _configure(module, self)
 
     def attach(self, shard_group: Group) -> None:
         """Use this group for the shard group."""
@@ -220,7 +220,7 @@ class _Scatter(_Gather):
         self._sharding.scatter(output_tensor, input_tensor)
 
 
-def _speak(module: Any, sharding: Sharding) -> None:
+def _configure(module: Any, sharding: Sharding) -> None:
     """Configure sums instead of means, because gradients are weighted, and the same collectives on all ranks."""
     module.set_custom_all_gather(_Gather(sharding))
     module.set_custom_reduce_scatter(_Scatter(sharding))
@@ -246,9 +246,10 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
         raise UsageError("a sharded model cannot have a GradScaler: train in bfloat16, with mp_policy")
 
 
-def whole_norm(own: float, shard_group: Group) -> float:
-    """Return the norm of all shards, with the same bits on every rank of the group; infinite if one norm is NaN."""
-    squares = torch.full((shard_group.size,), -1.0, dtype=torch.float64, device="cpu")
-    squares[shard_group.rank] = own * own if math.isfinite(own) else math.inf
+def whole_norms(own: Sequence[float], shard_group: Group) -> list[float]:
+    """Return norms over all shards, with the same bits on every rank of the group; infinite if a shard's is NaN."""
+    squares = torch.full((len(own), shard_group.size), -1.0, dtype=torch.float64, device="cpu")
+    for index, norm in enumerate(own):
+        squares[index, shard_group.rank] = norm * norm if math.isfinite(norm) else math.inf
     shard_group.agree_(squares)
-    return math.sqrt(sum(squares.tolist()))
+    return [math.sqrt(sum(shards)) for shards in squares.tolist()]

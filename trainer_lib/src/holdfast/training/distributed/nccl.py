@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from holdfast.core.environment import nccl_leaves_errors_to_us
+from holdfast.core.environment import nccl_error_handling_off
 from holdfast.training.distributed import torch_internals
 
 POLL: Final = 50e-6
 # A lock, because the constructor reads the environment, and an abort must end before the next one begins.
-_turn: Final = threading.Lock()
+_lock: Final = threading.Lock()
 
 
 def name_of(device: torch.device) -> str:
@@ -70,7 +70,7 @@ class Nccl:
 
         The first operation creates the communicator.
         """
-        with _turn, nccl_leaves_errors_to_us():
+        with _lock, nccl_error_handling_off():
             torch.cuda.set_device(device)  # each thread has its own current device
             options = torch_internals.nccl_options(timedelta(minutes=30))
             made = cls(dist.ProcessGroupNCCL(store, rank, size, options), device)
@@ -106,7 +106,7 @@ class Nccl:
     def abort(self) -> None:
         """Abort all running operations, and block until none of them writes any more."""
         self.lost = True
-        with _turn:
+        with _lock:
             self._group.abort()
             torch.cuda.synchronize(self._device)
             self._flying.clear()

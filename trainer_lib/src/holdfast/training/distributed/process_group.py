@@ -28,8 +28,9 @@ import torch.distributed as dist
 
 from holdfast.core.connections import own_address
 from holdfast.core.errors import PeerLostError
+from holdfast.core.exit_threads import EXIT_SECONDS, start_thread
 from holdfast.training.distributed import nccl, torch_internals
-from holdfast.training.distributed.blocking_call import CLOSING, SLICE_SECONDS, BlockingCall, peer_lost, run_aside
+from holdfast.training.distributed.blocking_call import SLICE_SECONDS, BlockingCall, peer_lost
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.torch_internals import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
@@ -173,11 +174,11 @@ class Group:
 
     def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
         """Begin to send CPU tensors to one rank. Message n has the tag `tag + n`."""
-        return self._launch_aside(lambda: [self._pg().send([one], to, tag + n) for n, one in enumerate(tensors)])
+        return self._launch_on_thread(lambda: [self._pg().send([one], to, tag + n) for n, one in enumerate(tensors)])
 
     def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Pending:
         """Begin to receive the same number of CPU tensors from one rank, in place."""
-        return self._launch_aside(lambda: [self._pg().recv([one], frm, tag + n) for n, one in enumerate(tensors)])
+        return self._launch_on_thread(lambda: [self._pg().recv([one], frm, tag + n) for n, one in enumerate(tensors)])
 
     # Blocking collectives
 
@@ -246,7 +247,7 @@ class Group:
 
     def close(self) -> None:
         """Leave in order, when no operation is running."""
-        self._leave().join(CLOSING)
+        self._leave().join(EXIT_SECONDS)
 
     def outlive(self) -> None:
         """Keep the connections open until the process exits, so that its launcher reads the exit code first.
@@ -263,7 +264,7 @@ class Group:
         if self._nccl is not None:
             self._nccl.lost = True
         self._gloo = self._nccl = None
-        return run_aside(_drop, held)
+        return start_thread(_drop, held, name="holdfast-leave")
 
     # Internal
 
@@ -283,7 +284,7 @@ class Group:
             return _NcclPending(_launched(lambda: gpus.broadcast(tensor, src)), self.cancel)
         return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.cancel)
 
-    def _launch_aside(self, launch: Callable[[], list[Any]]) -> Pending:
+    def _launch_on_thread(self, launch: Callable[[], list[Any]]) -> Pending:
         """Begin a point-to-point operation on a thread: gloo blocks in the wait, and leaving it early breaks the
         group.
         """
@@ -323,8 +324,8 @@ class _Rendezvous:
 
 def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
     """Return a separate client. A client executes one call at a time, so a waiting call delays all others."""
-    patience = timedelta(seconds=timeout)
-    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    limit = timedelta(seconds=timeout)
+    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     return PrefixStore(prefix, client)
 
 

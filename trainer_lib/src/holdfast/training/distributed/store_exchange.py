@@ -53,12 +53,12 @@ class StoreExchange:
         if self.rank:
             return [value]
         keys = [_key(self._number, call, rank) for rank in range(self.size)]
-        told = self._client.call(lambda store: [store.get(key) for key in keys])
+        answers = self._client.call(lambda store: [store.get(key) for key in keys])
         if not self._forgot:
             self._forgot = True
             # all ranks are in this save, so all have read the values of the previous one
             self._client.call(self._forget_the_last)
-        return [json.loads(text) for text in told]
+        return [json.loads(text) for text in answers]
 
     def share(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""

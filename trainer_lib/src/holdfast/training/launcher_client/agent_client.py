@@ -25,6 +25,7 @@ from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import LaunchError, PeerLostError
 from holdfast.core.limits import MAX_TEXT
 from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.guards.out_of_memory import OutOfMemory
 from holdfast.training.launcher_client import placement as places
 from holdfast.training.launcher_client.connection import Parting, Requests
 from holdfast.training.launcher_client.exit_watch import exit_peer_lost
@@ -47,6 +48,7 @@ class LauncherClient:
         self.durable = 0
         self.trained: AttemptId | None = None
         self.books: LauncherFailures | None = None
+        self.out_of_memory = OutOfMemory()
         self.tiers: Mapping[str, Mapping[str, Any]] = {}
         self._slot = slot
         self._sending = threading.Lock()
@@ -291,6 +293,7 @@ class LauncherClient:
             self.durable = int(message.get("durable") or 0)
             self.trained = AttemptId.from_optional(message.get("trained"))
             self.books = LauncherFailures.from_optional(message.get("books"))
+            self.out_of_memory = OutOfMemory.from_json(message.get("outOfMemory") or {})
             self.tiers = message.get("tiers") or {}
             self._state.notify_all()
 

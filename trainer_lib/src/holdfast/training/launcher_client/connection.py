@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from holdfast.checkpoint.policy.interval import LauncherFailures
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.guards.out_of_memory import OutOfMemory
 from holdfast.training.launcher_client.placement import RankPlacement
 
 
@@ -43,6 +44,7 @@ class LauncherConnection(Protocol):
     durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
     trained: AttemptId | None  # the highest earlier attempt in which this launcher had ranks, including exited ones
     books: LauncherFailures | None  # the launcher's failure counters at its welcome to this attempt
+    out_of_memory: OutOfMemory  # the record that the last process with a full GPU memory left at this launcher
     tiers: Mapping[str, Mapping[str, Any]]  # the settings of the launcher's tiers, by name
 
     def send(self, kind: str, **body: Any) -> None:

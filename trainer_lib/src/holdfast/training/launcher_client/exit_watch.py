@@ -70,11 +70,11 @@ def outlast(
 
     The threads and children are logged once after `WARN_SECONDS`, or earlier if the limit is shorter.
     """
-    began, told = clock(), False
+    began, warned = clock(), False
     while found := keeping():
         waited = clock() - began
-        if not told and waited >= min(WARN_SECONDS, limit):
-            told = True
+        if not warned and waited >= min(WARN_SECONDS, limit):
+            warned = True
             named = ", ".join(found[:_MOST_NAMED]) + (", …" if len(found) > _MOST_NAMED else "")
             _log.warning(_TEXT, len(found), named, max(0.0, limit - waited))
         if waited >= limit:

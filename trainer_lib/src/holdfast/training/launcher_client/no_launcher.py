@@ -10,6 +10,7 @@ from uuid import uuid4
 from holdfast.checkpoint.policy.interval import LauncherFailures
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.distributed.cancel_token import CancelToken
+from holdfast.training.guards.out_of_memory import OutOfMemory
 from holdfast.training.launcher_client.connection import Parting, Requests
 from holdfast.training.launcher_client.exit_watch import exit_peer_lost
 from holdfast.training.launcher_client.placement import RankPlacement
@@ -23,6 +24,7 @@ class NoLauncher:
     reached = 0
     durable = 0
     trained: AttemptId | None = None
+    out_of_memory = OutOfMemory()
     tiers: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, place: RankPlacement) -> None:
@@ -46,6 +48,8 @@ class NoLauncher:
 
     def enter(self, place: RankPlacement) -> CancelToken:
         """Return a token that is cancelled when a peer is lost."""
+        if self._cancel.is_set():  # a roll-back has left the world, and enters it again
+            self._cancel = CancelToken()
         return self._cancel
 
     def known_claims(self) -> tuple[Claim, ...]:

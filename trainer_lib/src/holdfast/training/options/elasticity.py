@@ -155,12 +155,15 @@ class Scaler:
             _check_rates(self._groups())
 
     @contextmanager
-    def applied(self, world_size: int, step: int) -> Iterator[None]:
-        """Apply the learning rate of the world that averaged the gradients of `step`, during the optimizer's step."""
+    def applied(self, world_size: int, step: int, extra: float = 1.0) -> Iterator[None]:
+        """Apply the learning rate of the world that averaged the gradients of `step`, during the optimizer's step.
+
+        `extra` is a further factor.
+        """
         target, length = self.config.factor(world_size), self.config.warmup_steps
         before = self.ramp or Ramp(begin=target, target=target, since=step)
         self.ramp = before.towards(target, step, length)
-        factor = self.ramp.at(step, length)
+        factor = self.ramp.at(step, length) * extra
         with scaled(self._groups(), factor) if factor != 1.0 else nullcontext():
             self._applied = self._first()
             yield

@@ -1,4 +1,4 @@
-"""Validation of the arguments of `manage`, `batches` and `step`. An error states what to change.
+"""Validation of the arguments of `manage`, `batches`, `step` and `phase`. An error states what to change.
 
 The averaging rejects what depends on gradients: sparse ones, parameters that are unfrozen, a dtype or device that
 changes. The checkpoint rejects what cannot be saved.
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from holdfast.core.errors import UsageError
+from holdfast.telemetry.activity import Activity
 
 _log = logging.getLogger("holdfast.job")
 
@@ -84,14 +85,14 @@ def _check_optimizer(
         raise UsageError("no parameter of the optimizer requires a gradient, so nothing would be trained")
     known = {id(parameter) for parameter in named.values()}
     places = {tensor.data_ptr() for tensor in saved if tensor.numel()}
-    strangers = [
+    unmanaged = [
         f"{where} of shape {tuple(parameter.shape)}"
         for where, parameter in stepped
         if id(parameter) not in known and parameter.data_ptr() not in places
     ]
-    if strangers:
+    if unmanaged:
         raise UsageError(
-            f"the optimizer trains {_some(strangers)}, which belongs to no managed model and would not be saved: "
+            f"the optimizer trains {_some(unmanaged)}, which belongs to no managed model and would not be saved: "
             "pass its module to job.manage(), under any name"
         )
     trained = {id(parameter) for _, parameter in stepped}
@@ -251,11 +252,20 @@ class Structure:
         added = [name for name in now if name not in known]
         gone = [name for name in known if name not in now]
         other = [name for name in now if name in known and now[name] is not known[name]]
-        told = [(added, "new"), (gone, "gone"), (other, "replaced by another tensor")]
-        found = "; ".join(f"{_some(names)}: {what}" for names, what in told if names)
+        changes = [(added, "new"), (gone, "gone"), (other, "replaced by another tensor")]
+        found = "; ".join(f"{_some(names)}: {what}" for names, what in changes if names)
         if not found:
             return None
         return (
             f"the model's parameters changed after job.manage() ({found}), but the optimizer still has the old "
             "ones: build the complete model before job.manage(), and set new values with torch.no_grad() and copy_()"
         )
+
+
+def activity_of(name: str) -> Activity:
+    """Return the activity of `job.phase`."""
+    try:
+        return Activity(name)
+    except ValueError:
+        known = ", ".join(repr(str(activity)) for activity in Activity)
+        raise UsageError(f"phase {name!r} is not valid: expected one of {known}") from None

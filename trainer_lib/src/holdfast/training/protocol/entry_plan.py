@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from holdfast.checkpoint.policy import fencing
 from holdfast.core.attempt import AttemptId
 from holdfast.core.json_fields import JsonFields
+from holdfast.training.guards.non_finite import RollBack
+from holdfast.training.guards.out_of_memory import OutOfMemory, latest
 from holdfast.training.protocol import shard_assignment, step_commit
+from holdfast.training.protocol.random_streams import Seeds, Streams
 from holdfast.training.protocol.shard_assignment import ShardAssignment
 from holdfast.training.protocol.step_commit import RankState, Resolution
 
@@ -20,6 +24,8 @@ class EntryReport(JsonFields):
     rank_state: RankState
     outline: str
     """The digest of the outline of the rank's model."""
+    seeds: Seeds
+    """The seeds of the rank's random generators, from the states in which the script left them at `job.manage`."""
     claimed: int | None = None
     """The generation whose claim the rank knows to be durable."""
     saved_step: int = 0
@@ -28,6 +34,9 @@ class EntryReport(JsonFields):
     """The highest earlier attempt in which the rank's launcher had ranks."""
     shard: int | None = None
     """The shard that the rank holds, if the model is sharded."""
+    roll_back: RollBack | None = None
+    """The roll-back that the ranks of the last attempt decided on. The rank then reports no state in memory."""
+    out_of_memory: OutOfMemory = OutOfMemory()  # noqa: RUF009  (frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +44,18 @@ class EntryPlan:
     """Whose state a world continues from; the same on each of its ranks."""
 
     resolution: Resolution
+    seeds: Streams
+    """The seeds of all ranks, for a job that starts."""
     assignment: ShardAssignment | None = None
     """Which rank gets which shard, if the model is sharded."""
     claimed: bool = False
     """Whether the claim of the generation covers this state, so that the attempt writes none."""
     saved_step: int = 0
     """The last step that all survivors know to be durable; 0 without survivors."""
+    roll_back: RollBack | None = None
+    """The roll-back that the restore carries out. None if a rank still has the state: it did not decide on it."""
+    out_of_memory: OutOfMemory = OutOfMemory()  # noqa: RUF009  (frozen)
+    """The newest record of all ranks. Each of them adopts it, whatever state it continues from."""
 
     @property
     def depends_on_newest(self) -> bool:
@@ -64,6 +79,7 @@ def decide(
     survivors = [reports[rank] for rank in resolution.survivors]
     return EntryPlan(
         resolution=resolution,
+        seeds=Streams(ranks=tuple(report.seeds for report in reports)),
         assignment=assignment,
         claimed=fencing.inherits(
             attempt_id,
@@ -72,6 +88,8 @@ def decide(
             trained=[report.trained for report in reports],
         ),
         saved_step=min((survivor.saved_step for survivor in survivors), default=0),
+        roll_back=next((one.roll_back for one in reports if one.roll_back), None) if not survivors else None,
+        out_of_memory=reduce(latest, (report.out_of_memory for report in reports)),
     )
 
 

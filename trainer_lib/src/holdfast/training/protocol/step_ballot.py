@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.telemetry.step_pace import StepPace
 from holdfast.training.data.sample_audit import Audit
 
-_FLAGS: Final = 8
-_SLOT: Final = 5
+_FLAGS: Final = 9
+_SLOT: Final = 10
 _NOTHING: Final = float("-inf")
 # Doubles represent 53 bits exactly, so a hash is sent in halves.
 _HALF: Final = 32
@@ -29,6 +30,7 @@ class Ballot:
       attempt.
     - `busy`: this rank is still writing a checkpoint.
     - `urgent`: a checkpoint is needed at once, without a rate limit.
+    - `bad_samples`: this rank could not read some of its samples.
     """
 
     checkpoint: bool
@@ -39,10 +41,12 @@ class Ballot:
     node_local: bool = False
     busy: bool = False
     urgent: bool = False
+    bad_samples: bool = False
     touched: Sequence[bool]
     loss: float
     weight: float
     seen: Audit
+    pace: StepPace = StepPace()  # noqa: RUF009  (frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +61,12 @@ class Agreed:
     node_local: bool
     busy: bool
     urgent: bool
+    bad_samples: bool
     touched: tuple[bool, ...]
     loss: float
     weight: float
     seen: Audit
+    non_finite_ranks: tuple[int, ...] = ()
 
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
@@ -74,7 +80,7 @@ def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
         ballot.node_local,
         ballot.busy,
     ]
-    flags = [*own, ballot.urgent, *ballot.touched]
+    flags = [*own, ballot.urgent, ballot.bad_samples, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
     high, low = divmod(ballot.seen.hash, 1 << _HALF)
@@ -84,6 +90,11 @@ def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
         float(high),
         float(low),
         float(ballot.seen.count),
+        float(ballot.non_finite),
+        ballot.pace.data,
+        ballot.pace.compute,
+        ballot.pace.waiting,
+        ballot.pace.weight,
     ]
     return [float(flag) for flag in flags] + slots
 
@@ -106,8 +117,19 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         node_local=flags[5],
         busy=flags[6],
         urgent=flags[7],
+        bad_samples=flags[8],
         touched=tuple(flags[_FLAGS:]),
         loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
         weight=weight,
         seen=seen,
+        non_finite_ranks=tuple(rank for rank, slot in enumerate(slots) if slot[5]),
+    )
+
+
+def paces(numbers: Sequence[float], *, world_size: int) -> tuple[StepPace, ...]:
+    """Return the pace of each rank, in order of ranks."""
+    ends = range(len(numbers) - _SLOT * (world_size - 1), len(numbers) + 1, _SLOT)
+    slots = (numbers[end - 4 : end] for end in ends)
+    return tuple(
+        StepPace(data=data, compute=own, waiting=waiting, weight=share) for data, own, waiting, share in slots
     )

@@ -34,7 +34,7 @@ WINDOW: Final = 2
 # Smaller parts share a message: a separate message would cost more than two copies.
 OWN_BYTES: Final = 64 << 10
 # The limit of memory that is touched early: a standby process may never receive a state.
-ROOM_BYTES: Final = 1 << 30
+PREPARED_BYTES: Final = 1 << 30
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
 # Gloo matches messages by their tags. `MESSAGES` is the most that one chunk has.
@@ -59,7 +59,7 @@ class ReceiveBuffers:
         held = 0
         for dtype, shape in kinds:
             held += math.prod(shape) * dtype.itemsize
-            if held > ROOM_BYTES:
+            if held > PREPARED_BYTES:
                 return
             self._ready.setdefault((dtype, shape), []).append(torch.empty(shape, dtype=dtype, device="cpu").zero_())
 

@@ -16,30 +16,35 @@ import torch
 
 from holdfast.checkpoint.attempt_info import Attempt, attempt_by_hand
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.checkpoint.ranks.exchange import Alone, Exchange
-from holdfast.checkpoint.restore.lossy_delta import told
+from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
+from holdfast.checkpoint.restore.lossy_delta import inexactness
 from holdfast.checkpoint.restore.rank_reader import Select
 from holdfast.checkpoint.restore.search import Restored
+from holdfast.checkpoint.state import rng
 from holdfast.checkpoint.state.dtensor import is_sharded
 from holdfast.checkpoint.tiers.settings import announced
 from holdfast.core.attempt import AttemptId
 from holdfast.core.environment import publish
-from holdfast.core.errors import CorruptCheckpointError, ForeignClaimError, PeerLostError, UsageError
+from holdfast.core.errors import CorruptCheckpointError, ForeignClaimError, NonFiniteError, PeerLostError, UsageError
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import Group, store_client
 from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast.training.distributed.torch_internals import TCPStore
+from holdfast.training.guards import messages
+from holdfast.training.guards.out_of_memory import latest
 from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.placement import RankPlacement
 from holdfast.training.options.config import JobConfig
 from holdfast.training.protocol import entry_plan, step_commit
 from holdfast.training.protocol.entry_plan import EntryPlan, EntryReport
+from holdfast.training.protocol.random_streams import Seeds
 from holdfast.training.protocol.shard_assignment import ShardAssignment
 from holdfast.training.protocol.step_commit import RankState, Resolution
 from holdfast.training.recovery import state_transfer
 from holdfast.training.recovery.team import Team
 from holdfast.training.step.call_mismatch import Calls
+from holdfast.training.step.device_memory import empty_caches
 from holdfast.training.step.model_outline import difference, digest, outline
 from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
@@ -76,6 +81,8 @@ class WorldEntry:
         self._served: TCPStore | None = None
         self._receive_buffers = state_transfer.ReceiveBuffers()
         self._outline = outline(state.objects)
+        python, numpy, cpu, cuda = rng.digests()
+        self._seeds = Seeds(python=python, numpy=numpy, cpu=cpu, cuda=cuda)
         self.place: RankPlacement | None = None
         """The place in the current world, or in the one that is being formed."""
 
@@ -130,10 +137,12 @@ class WorldEntry:
             attempt, calls = self._attempt(place, group), self._calls(place)
             team = Team(place=place, group=group, cancel=cancel, attempt=attempt, calls=calls)
             if self._engine is not None:
-                self._engine.enter(team.attempt, group, aside=self._saves(place, cancel), check=cancel.check)
+                self._engine.enter(
+                    team.attempt, group, background_exchange=self._saves(place, cancel), check=cancel.check
+                )
             plan = self._agree(team)
             team = self._assigned(team, plan.assignment)
-            self._follow(team, plan.resolution, claimed=plan.claimed)
+            self._follow(team, plan)
             self._stepper.attach(group, team.attempt_id, peers=team.peers, shard_group=team.shard_group)
             cancel.waited = calls.waited
         except BaseException:
@@ -161,7 +170,7 @@ class WorldEntry:
     def _saves(self, place: RankPlacement, cancel: CancelToken) -> Callable[[int], Exchange]:
         """Return the exchanges for asynchronous saves, by the number of the save."""
         if place.world_size == 1:
-            return lambda number: Alone()
+            return lambda number: SingleRank()
         name = f"{place.name}/saves"
         client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), cancel)
         return lambda number: StoreExchange(client, rank=place.rank, size=place.world_size, number=number)
@@ -189,20 +198,24 @@ class WorldEntry:
     def _agree(self, team: Team) -> EntryPlan:
         """Decide with all ranks whose state to continue from."""
         state, sharding = self._state, self._state.sharding
+        leaves_state = state.roll_back is not None
         own = EntryReport(
-            rank_state=state.rank_state,
+            rank_state=step_commit.invalidated(state.rank_state) if leaves_state else state.rank_state,
+            roll_back=state.roll_back,
             outline=digest(self._outline),
+            seeds=self._seeds,
             claimed=state.claimed,
             saved_step=state.saved_step,
             trained=self._agent.trained,
             shard=None if sharding is None else sharding.shard,
+            out_of_memory=latest(state.out_of_memory, self._agent.out_of_memory),
         )
         tiers = {} if self._engine is None else announced(self._agent.tiers)
-        told = team.group.gather({**own.to_json(), "tiers": tiers})
-        reports = [EntryReport.from_json(value) for value in told]
+        answers = team.group.gather({**own.to_json(), "tiers": tiers})
+        reports = [EntryReport.from_json(value) for value in answers]
         self._check_outlines(team.group, reports)
         if self._engine is not None:
-            members = [value["tiers"] for value in told]
+            members = [value["tiers"] for value in answers]
             self._engine.enter_tiers(self._agent.tiers, members, team.place.local_rank, team.cancel.check)
         deciding = partial(
             entry_plan.decide, reports, team.attempt_id, shards=None if sharding is None else sharding.size
@@ -224,19 +237,24 @@ class WorldEntry:
             if reference is not None:
                 raise UsageError(difference(outlines, reference))
 
-    def _follow(self, team: Team, resolution: Resolution, *, claimed: bool) -> None:
+    def _follow(self, team: Team, plan: EntryPlan) -> None:
         """Bring every rank to the state that continues."""
+        resolution, claimed = plan.resolution, plan.claimed
         # Before any rank is synchronised: a claim that fails is due again in the next attempt.
         self._state.claimed = team.attempt_id.generation if claimed else None
+        memory_was_full = plan.out_of_memory.times > self._state.out_of_memory.times
+        self._state.out_of_memory = plan.out_of_memory
         if resolution.donor is None:
             self._receive_buffers.close()
-            self._from_checkpoint(team)
+            self._from_checkpoint(team, plan)
         else:
             self._from_memory(team, resolution, claimed=claimed)
         if resolution.apply:
             self._affirm(team)
         else:
             team.group.barrier()
+        if memory_was_full:
+            empty_caches()
         if self._state.sharding is not None and self._state.step:
             self._state.sharding.settled()
 
@@ -292,7 +310,7 @@ class WorldEntry:
             origin = AttemptId.from_optional(received[2]["origin"])
             self._claim_due(team, resolution.step, origin, claimed=claimed, trained=True)
             self._take_shard(team)
-            state.load_from_peer(*received, rank=group.rank)
+            state.load_from_peer(*received)
             state.rank_state = self._synchronised(team, resolution)
         self._report_restored("memory", state.origin)
 
@@ -317,19 +335,26 @@ class WorldEntry:
             )  # same attempt, according to `shard_assignment.resolve`: only the vote did not return here
         return step_commit.synchronised(rank_state, team.attempt_id, resolution.step, resolution.voted)
 
-    def _from_checkpoint(self, team: Team) -> None:
+    def _from_checkpoint(self, team: Team, plan: EntryPlan) -> None:
         self._meter.enter(Activity.RESTORE)
-        state = self._state
-        found = Restored(loaded=None) if self._engine is None else self._engine.restore(self._select(team))
+        state, roll_back = self._state, plan.roll_back
+        before = None if roll_back is None else roll_back.before
+        found = Restored(loaded=None)
+        if self._engine is not None:
+            found = self._engine.restore(self._select(team), before=before)
+        if roll_back is not None and found.loaded is None:
+            raise NonFiniteError(messages.nothing_earlier(roll_back))
         self._stepper.settle(step_commit.invalidated(state.rank_state), apply=False)
         self._take_shard(team)
         if found.loaded is None:
-            state.start_over()
+            state.start_over(plan.seeds)
             self._equalise(team.group)
         else:
-            state.load_checkpoint(found.loaded, rank=team.group.rank)
+            state.load_checkpoint(found.loaded, rank=team.group.rank, seeds=plan.seeds)
             if self._engine is not None and not self._engine.is_durable(found.loaded.name):
                 state.saved_step = 0
+        if roll_back is not None:
+            state.roll_back_to_here(roll_back)
         self._report_restored("none" if found.loaded is None else "checkpoint", found.attempt_id, found)
         self._claim_due(team, state.step, state.origin, claimed=False, trained=False)
         state.rank_state = step_commit.synchronised(state.rank_state, team.attempt_id, state.step, None)
@@ -371,7 +396,7 @@ class WorldEntry:
             quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
             lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
             tiers=tiers,
-            inexact="" if found.loaded is None else told(found.loaded.manifest),
+            inexact="" if found.loaded is None else inexactness(found.loaded.manifest),
             **shard,
         )
 

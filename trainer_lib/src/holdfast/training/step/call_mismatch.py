@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.core.errors import UsageError
-from holdfast.training.distributed.blocking_call import run_aside
+from holdfast.core.exit_threads import start_thread
 from holdfast.training.distributed.key_value_store import KeyValueStore
 
 _log = logging.getLogger("holdfast.job")
@@ -71,7 +71,7 @@ class Calls:
     connect: Callable[[], KeyValueStore]
     _number: int = 0
     _call: Call | None = None  # None between calls
-    _asked: int | None = None
+    _requested: int | None = None
     _answers: list[bytes] = field(default_factory=list)
     _store: KeyValueStore | None = None
 
@@ -90,15 +90,15 @@ class Calls:
         if self._call is None or seconds < LONG_SECONDS:
             return
         own = ReportedCall(rank=self.rank, call=self._call, step=self.step())
-        if self._asked != self._number:
-            self._asked, self._answers = self._number, []
-            run_aside(self._ask, str(self._number), own.to_json(), self._answers)
+        if self._requested != self._number:
+            self._requested, self._answers = self._number, []
+            start_thread(self._request, str(self._number), own.to_json(), self._answers, name="holdfast-mismatch")
         elif self._answers:
             first = ReportedCall.from_json(self._answers.pop())
             if first.call is not own.call:
                 raise UsageError(f"{own}, and {first}: {_advice({own.call, first.call})}")
 
-    def _ask(self, key: str, own: str, answers: list[bytes]) -> None:
+    def _request(self, key: str, own: str, answers: list[bytes]) -> None:
         try:
             self._store = self._store or self.connect()
             answers.append(self._store.compare_set(key, "", own))

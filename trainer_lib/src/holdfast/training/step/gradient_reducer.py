@@ -12,6 +12,7 @@ completed.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -150,13 +151,19 @@ class Reducer:
         for parameter, view, kept in zip(self.parameters, self._views, touched, strict=True):
             parameter.grad = like(parameter, view) if kept else None
 
-    def norm(self, *, recompute: bool = False) -> float:
-        """Return the norm of all averages on this rank, which is the same on every rank with the same averages.
+    def norms(self, *, recompute: bool = False, of_groups: bool = False) -> list[float]:
+        """Return the norm of all averages on this rank. With `of_groups`, those of the optimizer's parameter groups
+        follow.
 
-        `recompute`: compute the norm again, because the averages were changed.
+        They are the same on every rank with the same averages. `recompute`: compute the norms of the buckets again,
+        because the averages were changed.
         """
-        norms = [_norm(flat) for flat in self._flats] if recompute else self._norms
-        return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
+        buckets = [_norm(flat) for flat in self._flats] if recompute else self._norms
+        groups = self._groups() if of_groups else []
+        members = [index for group in groups for index in group]
+        found = iter(_read([*buckets, *_each_norm([self._views[index] for index in members])]))
+        parts = [list(itertools.islice(found, count)) for count in (len(buckets), *map(len, groups))]
+        return [float(torch.tensor(part, dtype=torch.float64, device="cpu").norm()) for part in parts]
 
     def scale(self, factor: float) -> None:
         for flat in self._flats:
@@ -278,6 +285,12 @@ class Reducer:
         if any(id(parameter) not in self._known for group in groups for parameter in group["params"]):
             raise UsageError("the optimizer got a parameter during the run: add all parameters before job.manage()")
 
+    def _groups(self) -> list[list[int]]:
+        """Return the trained parameters of each parameter group of the optimizer, by index."""
+        indices = {parameter: index for index, parameter in enumerate(self.parameters)}
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return [[indices[one] for one in group["params"] if one in indices] for group in groups]
+
     def _kinds_now(self) -> list[tuple[torch.dtype, torch.device]]:
         return [(parameter.dtype, parameter.device) for parameter in self.parameters]
 
@@ -345,6 +358,29 @@ def _channels_last(parameter: torch.Tensor) -> bool:
 def _norm(flat: torch.Tensor) -> torch.Tensor:
     norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=_wide(flat.dtype))
     return norm.double()
+
+
+def _each_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the norm of each tensor. Those of one kind take one call, because each call on a GPU has a price."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(index)
+    norms: dict[int, torch.Tensor] = {}
+    for (dtype, _), members in kinds.items():
+        found = torch._foreach_norm([tensors[index] for index in members], dtype=_wide(dtype))
+        norms.update(zip(members, found, strict=True))
+    return [norms[index] for index in range(len(tensors))]
+
+
+def _read(numbers: Sequence[torch.Tensor]) -> list[float]:
+    """Return the values of tensors of one element, with one synchronisation for each device."""
+    values = [0.0] * len(numbers)
+    for device in {number.device for number in numbers}:
+        places = [place for place, number in enumerate(numbers) if number.device == device]
+        read = torch.stack([numbers[place].double() for place in places]).tolist()
+        for place, value in zip(places, read, strict=True):
+            values[place] = value
+    return values
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

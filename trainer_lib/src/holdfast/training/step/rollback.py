@@ -1,7 +1,7 @@
 """The changes of a global step before its vote, which a discarded step reverts.
 
 The optimizer has not run, so parameters are unchanged. But the forward pass has changed running statistics and other
-buffers and used random numbers, and an AMP scaler may have inspected the gradients.
+buffers, and an AMP scaler may have inspected the gradients. The stepper seeds the random generators again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-
-from holdfast.checkpoint.state import rng
 
 # Larger buffers are copied only if torch has counted a write to them. The count misses writes of some kernels, for
 # example to the running statistics of batch normalisation. Smaller buffers are therefore always copied.
@@ -40,7 +38,7 @@ class Undo:
         self._tables: list[dict[str, torch.Tensor | None]] = [part._buffers for part in parts.values()]
         self._scaler = scaler
         self._buffers: list[dict[str, _Buffer | None]] = [{} for _ in self._tables]
-        self._random: rng.States | None = None
+        self._remembered = False
         self._scaled: dict[str, Any] = {}
 
     def remember(self) -> None:
@@ -49,19 +47,22 @@ class Undo:
             for table, known in zip(self._tables, self._buffers, strict=True):
                 if table or known:
                     _look(table, known)
-        self._random = rng.States.current()
+        self._remembered = True
         self._scaled = {} if self._scaler is None else _held(vars(self._scaler))
 
     def restore(self) -> None:
         """Restore the stored state, including buffers that were replaced, added or removed."""
-        if self._random is None:
+        if not self._remembered:
             return
+        self.restore_buffers()
+        if self._scaler is not None:
+            vars(self._scaler).update(_held(self._scaled))
+
+    def restore_buffers(self) -> None:
+        """Restore only the buffers: random generators and the scaler keep the state after the step."""
         for table, known in zip(self._tables, self._buffers, strict=True):
             if table or known:
                 _put_back(table, known)
-        self._random.apply()
-        if self._scaler is not None:
-            vars(self._scaler).update(_held(self._scaled))
 
 
 # Buffers

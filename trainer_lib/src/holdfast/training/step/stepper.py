@@ -9,61 +9,40 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from holdfast.core.attempt import AttemptId
-from holdfast.core.errors import NonFiniteError, UsageError
+from holdfast.core.errors import UsageError
+from holdfast.fault_injection.injector import Injector
 from holdfast.telemetry.activity import Activity, Meter
-from holdfast.training.data import Audit
-from holdfast.training.distributed.fsdp import whole_norm
+from holdfast.telemetry.rank_time import Ledger
+from holdfast.telemetry.step_pace import PaceWindow, StepPace
+from holdfast.training.data import Audit, BadSample, Unreadable
+from holdfast.training.data.bad_samples import gather_bad_samples
+from holdfast.training.distributed.fsdp import whole_norms
 from holdfast.training.distributed.process_group import Group
+from holdfast.training.guards.judgement import Judgement, judge
+from holdfast.training.guards.non_finite import Response, respond
+from holdfast.training.guards.settings import Guards, SpikeResponse
 from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.options.validation import Structure, check_loss
 from holdfast.training.protocol import step_ballot, step_commit
+from holdfast.training.protocol.slow_ranks import SlowRanks
 from holdfast.training.protocol.step_ballot import Agreed, Ballot
 from holdfast.training.protocol.step_commit import RankState
 from holdfast.training.step.batchnorm_stats import Statistics
 from holdfast.training.step.gradient_reducer import Reducer
 from holdfast.training.step.rollback import Undo
+from holdfast.training.step.step_result import StepOutcome, StepResult, group_names
 from holdfast.training.step.train_state import TrainState, finite
 from holdfast.training.step.weight_check import Weights
 
 _log = logging.getLogger("holdfast.job")
-
-NON_FINITE_STEPS: Final = 10
-
-_GO_BACK: Final = (
-    "If each restart ends like this, end the job and resume from an older checkpoint: holdfast checkpoints rewind "
-    "FOLDER --step N"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """The result of `job.step`. `committed` is True if the call ended a global batch and the optimizer applied it.
-
-    A step that a lost peer undid has the reason `Retried`: the same samples are repeated. A rank that missed steps
-    gets the newest `step` as committed, without a `loss`, because it did not take part.
-    """
-
-    committed: bool
-    step: int
-    loss: float | None = None
-    grad_norm: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOutcome:
-    """A step that was applied or skipped, and the values that the ranks agreed on."""
-
-    result: StepResult
-    agreed: Agreed
 
 
 @dataclass
@@ -73,6 +52,7 @@ class _Batch:
     loss: float = 0.0
     weight: float = 0.0
     seen: Audit = Audit()  # noqa: RUF009  (frozen)
+    unreadable: tuple[Unreadable, ...] = ()
     started: float = 0.0
 
 
@@ -86,7 +66,10 @@ class _PreparedStep:
     statistics: torch.Tensor | None
     non_finite_weight: str = ""
     """For a loss that is not finite: the name of a weight that is not finite either, if there is one."""
+    bad_samples: tuple[BadSample, ...] = ()
     norm: float | None = None
+    group_norms: dict[str, float] = field(default_factory=dict)
+    counted: bool = False
 
 
 class Stepper:
@@ -97,18 +80,24 @@ class Stepper:
         state: TrainState,
         agent: LauncherConnection,
         meter: Meter,
+        ledger: Ledger,
         *,
         checkpoint_requested: Callable[[], bool],
         busy: Callable[[], bool],
         max_grad_norm: float | None,
+        group_norms: bool,
+        guards: Guards,
         scaler: Any = None,
     ) -> None:
         self._state = state
+        self._guards = guards
         self._agent = agent
         self._meter = meter
+        self._ledger = ledger
         self._checkpoint_requested = checkpoint_requested
         self._busy = busy
         self._max_grad_norm = max_grad_norm
+        self._group_norms = group_norms
         self._scaler = scaler
         self._sharding = state.sharding
         self._shard_group: Group | None = None
@@ -117,13 +106,24 @@ class Stepper:
         self._statistics = Statistics(state.modules())
         self._undo = Undo(state.modules(), scaler)
         self._batch = _Batch()
+        self._paces = PaceWindow(ledger.seconds)
+        self._pace = StepPace()
+        self._slow_ranks = SlowRanks()
         self.weights = Weights(state.objects)
+        self._faults = [one.numbers for one in meter.listeners if isinstance(one, Injector)]  # of `holdfast chaos`
+        for numbers in self._faults:
+            numbers.manage(state.trained, torch.OutOfMemoryError)
         self._prepared: _PreparedStep | None = None
         self._group: Group | None = None
         self._attempt_id: AttemptId | None = None
         self.optimizer_failed = False  # the optimizer failed in a step: no other rank may use this state
         # the result of the last prepared step that was applied without its vote
         self.applied_in_recovery: StepResult | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether the step is counted, but not completely applied, so that it cannot be repeated."""
+        return self.optimizer_failed or (self._prepared is not None and self._prepared.counted)
 
     def attach(
         self, group: Group, attempt_id: AttemptId, *, peers: Group | None = None, shard_group: Group | None = None
@@ -134,6 +134,7 @@ class Stepper:
         """
         self._group, self._attempt_id, self._shard_group = group, attempt_id, shard_group
         self._reducer.attach(group, peers)
+        self._paces, self._slow_ranks = PaceWindow(self._ledger.seconds), SlowRanks()
         if self._state.step:
             self.weights.remember()
         else:
@@ -144,6 +145,11 @@ class Stepper:
         """Begin the next global batch."""
         self._batch = _Batch(started=time.monotonic())
         self._undo.remember()
+        self._seed()
+
+    def skip_unreadable(self, samples: tuple[Unreadable, ...]) -> None:
+        """Record samples that the next micro-batch lacks."""
+        self._batch.unreadable += samples
 
     def add(self, loss: torch.Tensor, weight: float, seen: Audit | None, *, last: bool) -> None:
         """Run backward of one micro-batch. During that of the last one, the averages are sent.
@@ -151,6 +157,8 @@ class Stepper:
         Raise `PeerLostError` if the attempt ended meanwhile.
         """
         self._check_optimizer()
+        for numbers in self._faults:
+            loss = numbers.loss(loss)
         if weight or self._sharding is not None:
             # The mean over no samples is NaN, which would corrupt the step on all ranks. But with shards, ranks wait
             # for each other.
@@ -173,6 +181,7 @@ class Stepper:
             raise UsageError("call job.manage(model=…, optimizer=…) first")
         prepared = self._prepare(self._group, self._attempt_id, samples)
         self._vote(prepared, self._group, self._attempt_id)
+        prepared.counted = True
         return self._apply(prepared)
 
     def check(self) -> None:
@@ -210,6 +219,12 @@ class Stepper:
         if self._sharding is not None:
             self._sharding.reset()
         self._undo.restore()
+        self._seed()
+
+    def _seed(self) -> None:
+        """Seed the random generators for the next step."""
+        if self._group is not None:
+            self._state.seed(self._group.rank)
 
     def _check_optimizer(self) -> None:
         if self.optimizer_failed:
@@ -220,9 +235,14 @@ class Stepper:
         self._meter.enter(Activity.AVERAGE)
         touched = self._touched()
         numbers = step_ballot.encode(self._ballot(touched), rank=group.rank, world_size=group.size)
-        agreed = step_ballot.decode(self._reducer.finish(numbers), world_size=group.size)
+        numbers = self._reducer.finish(numbers)
+        agreed = step_ballot.decode(numbers, world_size=group.size)
+        self._look_for_slow_ranks(numbers, group)
         statistics = self._statistics.collect(group)
-        if agreed.weight == 0:
+        bad_samples: tuple[BadSample, ...] = ()
+        if agreed.bad_samples:
+            bad_samples = gather_bad_samples(group, self._batch.unreadable, self._state.step + 1)
+        if agreed.weight == 0 and not bad_samples:
             raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
         non_finite_weight = self._non_finite_weight() if agreed.non_finite else ""
         self._prepared = _PreparedStep(
@@ -231,16 +251,25 @@ class Stepper:
             world_size=group.size,
             statistics=statistics,
             non_finite_weight=non_finite_weight,
+            bad_samples=bad_samples,
         )
         if self._shard_group is not None:
             self._norm(self._prepared)
         self._state.rank_state = step_commit.prepared(self._state.rank_state, attempt_id)
         return self._prepared
 
+    def _look_for_slow_ranks(self, numbers: Sequence[float], group: Group) -> None:
+        """Report changes to the launcher. All ranks have the same numbers, so one of them is enough."""
+        now = time.monotonic()
+        if group.rank == 0 and self._slow_ranks.due(now):
+            slow = self._slow_ranks.look(step_ballot.paces(numbers, world_size=group.size), now)
+            if slow is not None:
+                self._agent.send("slowRanks", ranks=[rank.to_json() for rank in slow])
+
     def _non_finite_weight(self) -> str:
         """Return the name of a weight that is not finite; "" if all are finite on all ranks of the shard group."""
         own = self.weights.not_finite()
-        if self._shard_group is None or finite(whole_norm(math.inf if own else 0.0, self._shard_group)):
+        if self._shard_group is None or finite(*whole_norms([math.inf if own else 0.0], self._shard_group)):
             return own
         return own or "a weight of another shard"
 
@@ -251,6 +280,7 @@ class Stepper:
 
     def _ballot(self, touched: list[bool]) -> Ballot:
         requests = self._agent.requests()
+        self._pace = self._paces.add(self._batch.weight)
         return Ballot(
             checkpoint=self._checkpoint_requested(),
             quiesce=bool(requests.quiesce),
@@ -260,10 +290,12 @@ class Stepper:
             urgent=bool(requests.checkpoint or requests.quiesce),
             bound=not self._agent.parting().keep,
             non_finite=not math.isfinite(self._batch.loss),
+            bad_samples=bool(self._batch.unreadable),
             touched=touched,
             loss=self._batch.loss,
             weight=self._batch.weight,
             seen=self._batch.seen,
+            pace=self._pace,
         )
 
     def _vote(self, prepared: _PreparedStep, group: Group, attempt_id: AttemptId) -> None:
@@ -292,40 +324,58 @@ class Stepper:
             return prepared.norm
         self._reducer.adopt(prepared.agreed.touched)
         weight = prepared.agreed.weight
-        if not math.isclose(weight, 1.0, rel_tol=1e-9):
+        if weight and not math.isclose(weight, 1.0, rel_tol=1e-9):
             self._reducer.scale(1.0 / weight)
-        if self._scaler is not None and self._state.optimizer is not None:
+        if weight and self._scaler is not None and self._state.optimizer is not None:
             self._scaler.unscale_(self._state.optimizer)
-        own = self._reducer.norm(recompute=self._scaler is not None)
-        prepared.norm = own if self._shard_group is None else whole_norm(own, self._shard_group)
+        own = self._reducer.norms(recompute=self._scaler is not None, of_groups=self._group_norms)
+        norms = own if self._shard_group is None else whole_norms(own, self._shard_group)
+        names = group_names(self._state.optimizer) if self._group_norms else []
+        prepared.norm, prepared.group_norms = norms[0], dict(zip(names, norms[1:], strict=True))
         return prepared.norm
 
     def _apply(self, prepared: _PreparedStep) -> StepOutcome:
         """Apply the step, which is already counted. A lost peer cannot make this fail."""
         self._meter.enter(Activity.APPLY)
         state, agreed, norm = self._state, prepared.agreed, self._norm(prepared)
-        good = finite(norm) and not agreed.non_finite
-        by_scale = not good and self._overflowed_by_scale(agreed)
-        if good or self._scaler is not None:
+        scale = None if self._scaler is None else self._scaler.get_scale()
+        found = judge(self._guards, state.recent, agreed, norm, scale=scale)
+        if found.reason in ("Committed", "Spike"):
+            state.recent = state.recent.with_step(self._guards, agreed.loss, norm)
+        if found.applied or (self._scaler is not None and not found.empty):
             try:
-                with state.rates.applied(prepared.world_size, state.step):
-                    self._optimize(norm, good=good)
+                extra = state.non_finite.factor_at(state.step)
+                with state.rates.applied(prepared.world_size, state.step, extra):
+                    self._optimize(norm, good=found.applied)
                 self._schedule(agreed)
             except BaseException:
                 self.optimizer_failed = True  # not before: a rank with a request to leave still ends its step
                 raise
-        if good:
+        if found.applied:
             self.weights.remember()
-        self._statistics.take(prepared.statistics)  # also after a skipped step, so that all ranks stay equal
+        if found.counts or found.empty:
+            self._undo.restore_buffers()  # a sample that is not finite spoils running statistics
+        else:
+            self._statistics.take(prepared.statistics)  # also after an overflow, so that all ranks stay equal
         self._reducer.clear()
         self._prepared = None
         if self._sharding is not None:
             self._sharding.settled()
+        response = None if found.applied or found.empty else self._skip(prepared, found)
+        state.bad_samples = state.bad_samples.with_skipped(prepared.bad_samples)
         if state.position is not None and prepared.samples is not None:
             state.position = state.position.advanced(prepared.samples, agreed.seen)
-        result = self._completed(prepared, norm) if good else self._skipped(prepared, counts=not by_scale)
+        result = self._completed(prepared, norm) if found.applied else self._skipped(agreed, found)
         self.begin()
-        return StepOutcome(result=result, agreed=agreed)
+        weight = prepared.non_finite_weight
+        return StepOutcome(
+            result=result,
+            agreed=agreed,
+            response=response,
+            non_finite_weight=weight,
+            bad_samples=prepared.bad_samples,
+            spike=found.spike,
+        )
 
     def _optimize(self, norm: float, *, good: bool) -> None:
         if self._max_grad_norm is not None and good:
@@ -344,7 +394,7 @@ class Stepper:
             scheduler.step()  # type: ignore[attr-defined]
 
     def _completed(self, prepared: _PreparedStep, norm: float) -> StepResult:
-        self._state.skipped_in_a_row = 0
+        self._state.non_finite = self._state.non_finite.with_finite()
         agreed, step = prepared.agreed, self._state.step
         self._agent.send(
             "step",
@@ -356,41 +406,38 @@ class Stepper:
             lr=self._state.rates.lr,
             worldSize=prepared.world_size,
             gradNorm=norm,
+            dataSeconds=round(self._pace.data, 6),
+            computeSeconds=round(self._pace.compute, 6),
         )
-        return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
+        return StepResult(
+            committed=True,
+            step=step,
+            loss=agreed.loss,
+            grad_norm=norm,
+            group_norms=prepared.group_norms,
+            reason="Committed",
+        )
 
-    def _overflowed_by_scale(self, agreed: Agreed) -> bool:
-        """Return whether the scaler's scale may have caused the overflow, instead of the state.
-
-        The scale then decreases.
-        """
-        return not agreed.non_finite and self._scaler is not None and self._scaler.get_scale() > 1.0
-
-    def _skipped(self, prepared: _PreparedStep, *, counts: bool) -> StepResult:
-        state = self._state
+    def _skip(self, prepared: _PreparedStep, found: Judgement) -> Response | None:
+        """Record a step that is not applied, and return the response. The position is still that before the step."""
+        state, agreed, step = self._state, prepared.agreed, self._state.step
         state.skipped += 1
-        state.skipped_in_a_row += counts
-        _log.warning("step %d was not applied: its loss or gradients are not finite", state.step)
-        if prepared.non_finite_weight:
-            self.begin()  # the next step must begin without this one
-            raise NonFiniteError(
-                f"{prepared.non_finite_weight} holds values that are not finite, so no later step can be finite: "
-                f"this state is not saved, and a restart continues from step {state.saved_step}. Lower the learning "
-                f"rate, set max_grad_norm, or find out what else writes to the weights. {_GO_BACK}"
-            )
-        if state.skipped_in_a_row >= NON_FINITE_STEPS:
-            self.begin()  # the next step must begin without this one
-            raise NonFiniteError(
-                f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, set max_grad_norm, "
-                f"or look for the cause in the data from that step on. {_GO_BACK}"
-            )
-        return StepResult(committed=False, step=state.step, loss=prepared.agreed.loss, reason="NonFinite")
+        if not found.counts:
+            _log.warning("step %d was not applied: its gradients overflowed, and the scale falls", step)
+            return None
+        position = state.position
+        samples = () if position is None or prepared.samples is None else position.ranges(prepared.samples)
+        spike = found.spike
+        record = state.non_finite.with_skipped(step, samples, agreed.non_finite_ranks, spiked=spike is not None)
+        rolls_back = spike is not None and spike.response == SpikeResponse.ROLL_BACK
+        response = respond(self._guards, record, at_once=rolls_back or bool(prepared.non_finite_weight))
+        if response is Response.LOWER:
+            record = record.lowered(self._guards, step)
+        state.non_finite = record
+        why = "its loss or gradients are not finite" if spike is None else str(spike)
+        _log.warning("step %d was not applied: %s", step, why)
+        return response
 
-
-def free_graph(loss: torch.Tensor) -> None:
-    """Free the graph that backward did not free.
-
-    The script may still hold the loss, and the repeated step needs memory.
-    """
-    with suppress(RuntimeError):  # a view cannot be detached in place
-        loss.detach_()
+    def _skipped(self, agreed: Agreed, found: Judgement) -> StepResult:
+        loss = None if found.empty else agreed.loss
+        return StepResult(committed=False, step=self._state.step, loss=loss, reason=found.reason)

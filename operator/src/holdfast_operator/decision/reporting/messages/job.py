@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast_operator.decision.reporting.messages.common import count
+
 
 def no_recovery() -> str:
     return "No recovery in progress"
@@ -31,6 +33,18 @@ def _verb(*, launched: bool) -> str:
 
 def starting(phases: Sequence[str]) -> str:
     return "Workers are starting" + (f"; launchers report {'; '.join(phases)}" if phases else "")
+
+
+def slow_rank(rank: int, where: str, *, seconds: float, median: float, activity: str) -> str:
+    return (
+        f"rank {rank} ({where}) uses {seconds:.3g} s per step for itself, the median rank {median:.3g} s, "
+        f"mostly for {activity}"
+    )
+
+
+def slow_ranks(named: Sequence[str], others: int) -> str:
+    more = f"; {others} more are slow" if others else ""
+    return f"Training waits for slow ranks: {'; '.join(named)}{more}"
 
 
 def recovering() -> str:
@@ -67,3 +81,28 @@ def completed(step: int | None) -> str:
 
 def checkpoint_quarantined(path: str, reason: str) -> str:
     return f"Checkpoint {path} is corrupt and was set aside: {reason}"
+
+
+def replica_repaired(rank: int, node: str, step: int, tensor: str) -> str:
+    return (
+        f"At step {step}, the state of rank {rank} on node {node} differed from that of most replicas, first in "
+        f"{tensor}; the rank received their state"
+    )
+
+
+def no_majority_of_replicas(step: int, tensor: str) -> str:
+    return (
+        f"At step {step}, the replicas differed, first in {tensor}, and no state had a majority; if they were equal "
+        "before, training restarts from the newest checkpoint"
+    )
+
+
+def no_recent_divergence() -> str:
+    return "No replica has differed from the others for a day"
+
+
+def repeated_divergence(node: str, times: int, hours: int, *, elsewhere: bool) -> str:
+    told = f"Ranks on node {node} held a wrong state {count(times, 'time')} within {hours} h"
+    if not elsewhere:
+        return f"{told}; the job still uses the node because no other node has capacity"
+    return f"{told}; the job places no new worker there for {hours} h"

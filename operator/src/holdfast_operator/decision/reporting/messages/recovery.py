@@ -43,6 +43,10 @@ def node_kept(error: str, why: str) -> str:
     return f"{error}; keeping the node because no other node has capacity; {why}"
 
 
+def repeated_step() -> str:
+    return "the processes repeat the step with less GPU memory; not counted towards any budget"
+
+
 def in_place() -> str:
     return "the launchers continue in the existing pods"
 

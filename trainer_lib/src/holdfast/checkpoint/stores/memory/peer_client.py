@@ -26,11 +26,11 @@ from holdfast.checkpoint.format.file_names import CheckpointName, is_shard, pars
 from holdfast.checkpoint.format.manifest import Manifest, decode_as, encode
 from holdfast.checkpoint.format.records import FileRecord, whole_number
 from holdfast.checkpoint.stores.base import NodeStore, OpenSource
-from holdfast.checkpoint.stores.memory.peer_protocol import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire
+from holdfast.checkpoint.stores.memory.peer_protocol import HANDSHAKE_SECONDS, MAX_HANDSHAKE, MAX_MESSAGE, Wire
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.checkpoint.stores.memory.slot_writer import PADDING
 from holdfast.core.connections import derived_key, is_proof, proof
-from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoCapacityError
 from holdfast.core.json_fields import JsonFields
 from holdfast.core.protocol import MEMORY_TIER
 
@@ -84,24 +84,24 @@ class Peer:
         self._key = key
         self._check = check
         self._free: list[Wire] = []
-        self._turns = threading.Semaphore(streams)
+        self._streams = threading.Semaphore(streams)
 
-    def ask(self, request: Mapping[str, Any], act: Callable[[Wire], None] = lambda _: None) -> dict[str, Any]:
+    def call(self, request: Mapping[str, Any], act: Callable[[Wire], None] = lambda _: None) -> dict[str, Any]:
         """Send one request and the data that follows it, and return the answer.
 
         Raise `CheckpointError` on failure.
         """
-        with self._turns:
+        with self._streams:
             try:
-                answer = self._asked(request, act)
+                answer = self._send(request, act)
             except (OSError, ValueError) as error:
                 self._check()  # at the end of an attempt, the failure is only a consequence
-                raise CheckpointError(f"{self._who}: {error}") from error
+                raise CheckpointError(f"{self._description}: {error}") from error
         if "damaged" in answer:
             raise CorruptCheckpointError(str(answer["damaged"]))
         if "error" in answer:
-            kind = NoRoomError if answer.get("full") else CheckpointError
-            raise kind(f"{self._who}: {answer['error']}")
+            kind = NoCapacityError if answer.get("full") else CheckpointError
+            raise kind(f"{self._description}: {answer['error']}")
         return answer
 
     def close(self) -> None:
@@ -109,10 +109,10 @@ class Peer:
             self._free.pop().close()
 
     @property
-    def _who(self) -> str:
+    def _description(self) -> str:
         return f"{self.neighbour.pod} on {self.neighbour.node}"
 
-    def _asked(self, request: Mapping[str, Any], act: Callable[[Wire], None]) -> dict[str, Any]:
+    def _send(self, request: Mapping[str, Any], act: Callable[[Wire], None]) -> dict[str, Any]:
         try:
             wire = self._free.pop()
         except IndexError:
@@ -128,18 +128,18 @@ class Peer:
         return answer
 
     def _connect(self) -> Wire:
-        there = (self.neighbour.host, self.neighbour.port)
-        wire = Wire(socket.create_connection(there, timeout=GREETING_SECONDS), self._check, limit=MAX_GREETING)
-        wire.until = time.monotonic() + GREETING_SECONDS
+        address = (self.neighbour.host, self.neighbour.port)
+        wire = Wire(socket.create_connection(address, timeout=HANDSHAKE_SECONDS), self._check, limit=MAX_HANDSHAKE)
+        wire.until = time.monotonic() + HANDSHAKE_SECONDS
         try:
-            theirs = str(wire.receive(GREETING_SECONDS)["nonce"])
-            mine = secrets.token_hex(16)
-            wire.send({"nonce": mine, "mac": proof(self._key, "client", theirs, mine)})
-            answer = str(wire.receive(GREETING_SECONDS).get("mac", ""))
+            peer_nonce = str(wire.receive(HANDSHAKE_SECONDS)["nonce"])
+            own_nonce = secrets.token_hex(16)
+            wire.send({"nonce": own_nonce, "mac": proof(self._key, "client", peer_nonce, own_nonce)})
+            answer = str(wire.receive(HANDSHAKE_SECONDS).get("mac", ""))
         except (KeyError, CheckpointError, OSError, ValueError) as error:
             wire.close()
             raise ConnectionError(f"it does not answer like a launcher of this job: {error}") from error
-        if not is_proof(answer, self._key, "server", theirs, mine):
+        if not is_proof(answer, self._key, "server", peer_nonce, own_nonce):
             wire.close()
             raise ConnectionError("it does not have this job's key")
         wire.limit, wire.until = MAX_MESSAGE, float("inf")
@@ -151,15 +151,15 @@ class PeerSource(OpenSource):
 
     def __init__(self, peer: Peer, name: CheckpointName, file: str, jobs: list[str] | None) -> None:
         self._peer = peer
-        self._where = {"name": str(name), "file": file, "jobs": jobs}
-        self.nbytes = _bytes_in(peer.ask({"op": "open", **self._where}))
+        self._file_id = {"name": str(name), "file": file, "jobs": jobs}
+        self.nbytes = _bytes_in(peer.call({"op": "open", **self._file_id}))
 
     def read_into(self, offset: int, target: memoryview) -> None:
         if offset + target.nbytes > self.nbytes:
-            raise CorruptCheckpointError(f"{self._where['file']} ends before byte {offset + target.nbytes}")
+            raise CorruptCheckpointError(f"{self._file_id['file']} ends before byte {offset + target.nbytes}")
         if target.nbytes:
-            request = {"op": "read", **self._where, "offset": offset, "bytes": target.nbytes}
-            self._peer.ask(request, lambda wire: _expect(wire, target))
+            request = {"op": "read", **self._file_id, "offset": offset, "bytes": target.nbytes}
+            self._peer.call(request, lambda wire: _expect(wire, target))
 
 
 def _expect(wire: Wire, target: memoryview) -> None:
@@ -188,18 +188,18 @@ class PeerStore(NodeStore):
         copies.
         """
         try:
-            told = self._peer.ask({"op": "list", "jobs": self._jobs}).get("commits")
-            if not isinstance(told, list):
+            listed = self._peer.call({"op": "list", "jobs": self._jobs}).get("commits")
+            if not isinstance(listed, list):
                 raise CheckpointError(f"{self.url} lists no checkpoints")
         except CheckpointError as error:
             _log.warning("no checkpoints from a neighbour's %s tier: %s", self._tier, error)
             return ()
-        return names(told)
+        return names(listed)
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
+        answer = self._peer.call({"op": "manifest", "name": str(name), "jobs": self._jobs})
         # characters that cannot be encoded also break the seal
-        return decode_as(str(told.get("manifest")).encode(errors="replace"), name)
+        return decode_as(str(answer.get("manifest")).encode(errors="replace"), name)
 
     def open(self, name: CheckpointName, file: str) -> PeerSource:
         return PeerSource(self._peer, name, file, self._jobs)
@@ -211,7 +211,7 @@ class PeerStore(NodeStore):
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(JsonFields):
-    """A rank's part of a checkpoint, which is sent to a neighbour. `room` is its size in bytes, with the manifest."""
+    """A rank's part of a checkpoint that is sent to a neighbour. `room` is its size in bytes, with the manifest."""
 
     owner: str
     job: str
@@ -235,21 +235,21 @@ def send(peer: Peer, copy: Copy, places: Sequence[FileRange], *, per_second: int
         for place in places:
             wire.send_file(place, per_second)
 
-    peer.ask({"op": "put", **copy.to_json()}, content)
+    peer.call({"op": "put", **copy.to_json()}, content)
 
 
 def seal(peer: Peer, copy: Copy, manifest: Manifest) -> None:
     """Send the manifest to a neighbour, which makes its copy part of a checkpoint."""
     request = {"op": "seal", "owner": copy.owner, "name": str(copy.name), "manifest": encode(manifest).decode()}
-    peer.ask(request)
+    peer.call(request)
 
 
-def make_room(peer: Peer, name: CheckpointName, keep: Iterable[CheckpointName]) -> int:
+def free_space(peer: Peer, name: CheckpointName, keep: Iterable[CheckpointName]) -> int:
     """Request a launcher to free outdated copies for the slots of its own ranks' first checkpoint.
 
     Return the bytes that it will free only after that checkpoint is complete.
     """
-    return _bytes_in(peer.ask({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]}))
+    return _bytes_in(peer.call({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]}))
 
 
 def _bytes_in(answer: Mapping[str, Any]) -> int:
@@ -264,6 +264,6 @@ def names(texts: Iterable[Any]) -> tuple[CheckpointName, ...]:
     return tuple(name for name in found if name is not None and not name.staging)
 
 
-def room_for(files: Iterable[int], manifest: int) -> int:
+def space_for(files: Iterable[int], manifest: int) -> int:
     """Return the bytes that a slot needs for files of these lengths and a manifest."""
     return sum(nbytes + PADDING for nbytes in (*files, manifest))

@@ -16,12 +16,12 @@ from holdfast.core.errors import CheckpointError
 
 MAX_MESSAGE: Final = 256 << 20
 # The largest message before the other side has proved that it has the key.
-MAX_GREETING: Final = 1024
-GREETING_SECONDS: Final = 5.0
+MAX_HANDSHAKE: Final = 1024
+HANDSHAKE_SECONDS: Final = 5.0
 # The wait of one send or receive, after which `check` is called.
 SLICE_SECONDS: Final = 0.25
 _LENGTH: Final = 4
-_PATIENCE_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 30.0
 # A node without power sends nothing: its connections are closed after this many seconds without data.
 _SILENT_SECONDS: Final = 60
 _THROTTLED_BYTES: Final = 1 << 20
@@ -47,7 +47,7 @@ class Wire:
         self._every = every
         self.limit = limit
         self.until = float("inf")
-        self.heard = False  # whether any data was received
+        self.received_data = False  # whether any data was received
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS // 2)
@@ -60,13 +60,13 @@ class Wire:
         raw = json.dumps(message, separators=(",", ":")).encode()
         self.send_bytes(memoryview(len(raw).to_bytes(_LENGTH, "big") + raw))
 
-    def receive(self, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
-        """Receive one message, within `patience` seconds without data.
+    def receive(self, timeout: float = _TIMEOUT_SECONDS) -> dict[str, Any]:
+        """Receive one message, within `timeout` seconds without data.
 
         Raise `OSError` or `CheckpointError` on failure.
         """
         head = bytearray(_LENGTH)
-        self.receive_into(memoryview(head), patience)
+        self.receive_into(memoryview(head), timeout)
         length = int.from_bytes(head, "big")
         if length > self.limit:
             raise CheckpointError(f"a message of {length} bytes")
@@ -99,14 +99,14 @@ class Wire:
             if per_second:
                 self._wait_until(started + sent / per_second)
 
-    def receive_into(self, target: memoryview, patience: float = _PATIENCE_SECONDS) -> None:
+    def receive_into(self, target: memoryview, timeout: float = _TIMEOUT_SECONDS) -> None:
         """Fill all of `target`."""
         rest = target
         while rest.nbytes:
-            count = self._patiently(lambda rest=rest: self._socket.recv_into(rest), patience)  # type: ignore[misc]
+            count = self._patiently(lambda rest=rest: self._socket.recv_into(rest), timeout)  # type: ignore[misc]
             if not count:
                 raise ConnectionError("the other side closed the connection")
-            self.heard = True
+            self.received_data = True
             rest = rest[count:]
 
     def _send_some(self, fd: int, offset: int, most: int) -> int:
@@ -127,8 +127,8 @@ class Wire:
             self._check()
             time.sleep(min(left, self._every))
 
-    def _patiently(self, act: Callable[[], int], patience: float = _PATIENCE_SECONDS) -> int:
-        deadline = min(self.until, time.monotonic() + patience)
+    def _patiently(self, act: Callable[[], int], timeout: float = _TIMEOUT_SECONDS) -> int:
+        deadline = min(self.until, time.monotonic() + timeout)
         while time.monotonic() <= self.until:
             try:
                 return act()

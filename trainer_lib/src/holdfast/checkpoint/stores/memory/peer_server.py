@@ -23,8 +23,8 @@ from holdfast.checkpoint.format.manifest import Manifest, decode, encode
 from holdfast.checkpoint.format.records import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.stores.memory.peer_client import Copy, names
 from holdfast.checkpoint.stores.memory.peer_protocol import (
-    GREETING_SECONDS,
-    MAX_GREETING,
+    HANDSHAKE_SECONDS,
+    MAX_HANDSHAKE,
     MAX_MESSAGE,
     SLICE_SECONDS,
     Wire,
@@ -34,8 +34,8 @@ from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
 from holdfast.checkpoint.stores.memory.slots import SlotSet
 from holdfast.checkpoint.stores.memory.store import MemoryStore
 from holdfast.core.attempt import AttemptId
-from holdfast.core.connections import Greetings, is_proof, proof
-from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
+from holdfast.core.connections import PendingHandshakes, is_proof, proof
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoCapacityError
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
@@ -88,12 +88,12 @@ class PeerServer:
         self._keepers: dict[str, _Keeper] = {}
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
-        self._greetings: Greetings[Wire] = Greetings()
+        self._handshakes: PendingHandshakes[Wire] = PendingHandshakes()
         family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
         self._socket = socket.create_server((host or "", 0), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self.key: bytes | None = None
-        self.strangers = 0  # connections that were rejected before they proved that they have the key
+        self.rejected = 0  # connections that were rejected before they proved that they have the key
         self._closed = False
         threading.Thread(target=self._accept, name="holdfast-memory", daemon=True).start()
 
@@ -113,21 +113,21 @@ class PeerServer:
                 self._keepers[owner] = _Keeper(self._folder, owner, self._limit)
             return self._keepers[owner]
 
-    def make_room(self, attempt_id: AttemptId, keep: Collection[CheckpointName], beside: str = "") -> int:
+    def free_space(self, attempt_id: AttemptId, keep: Collection[CheckpointName], excluded: str = "") -> int:
         """Free copies whose owners now send them elsewhere, except the checkpoint from which training continues.
 
-        Return the bytes that are kept only for that checkpoint, until another one is complete. Copies of `beside`
+        Return the bytes that are kept only for that checkpoint, until another one is complete. Copies of `excluded`
         stay.
         """
         later = 0
         for path in sorted(self._folder.glob("for-*.slot-[0-9]")):
             owner = path.name.partition(".")[0].removeprefix("for-")
-            if owner != beside:
-                later += self._let_go(path, self.keeper(owner), attempt_id, keep)
+            if owner != excluded:
+                later += self._release(path, self.keeper(owner), attempt_id, keep)
         return later
 
     @staticmethod
-    def _let_go(path: Path, keeper: _Keeper, attempt_id: AttemptId, keep: Collection[CheckpointName]) -> int:
+    def _release(path: Path, keeper: _Keeper, attempt_id: AttemptId, keep: Collection[CheckpointName]) -> int:
         if not keeper.lock.acquire(blocking=False):
             return 0  # the slot is being filled
         try:
@@ -158,56 +158,56 @@ class PeerServer:
             connection.close()
             return
         try:
-            wire = Wire(connection, limit=MAX_GREETING)
-            wire.until = time.monotonic() + GREETING_SECONDS
-            self._begin_greeting(wire, host)
+            wire = Wire(connection, limit=MAX_HANDSHAKE)
+            wire.until = time.monotonic() + HANDSHAKE_SECONDS
+            self._begin_handshake(wire, host)
             threading.Thread(target=self._serve, args=(wire, key), name="holdfast-memory", daemon=True).start()
         except (OSError, RuntimeError) as error:
             connection.close()
             _log.warning("a connection to this launcher's memory could not be served: %s", error)
 
-    def _begin_greeting(self, wire: Wire, host: str) -> None:
+    def _begin_handshake(self, wire: Wire, host: str) -> None:
         with self._lock:
-            dropped = self._greetings.begin(wire, host)
+            dropped = self._handshakes.begin(wire, host)
             if dropped is not None:
-                self.strangers += 1
+                self.rejected += 1
                 dropped.close()
 
     def _serve(self, wire: Wire, key: bytes) -> None:
         session, known, silent = _Session(self, self._folder, wire), False, False
         self._wires.add(wire)
         try:
-            known = self._greet(wire, key)
+            known = self._handshake(wire, key)
             with self._lock:
-                self._greetings.end(wire)
+                self._handshakes.end(wire)
             if known:
                 wire.limit, wire.until = MAX_MESSAGE, float("inf")
                 while True:
                     session.answer(wire.receive(float("inf")))
         except (OSError, CheckpointError, *_UNUSABLE) as error:
             silent = (
-                isinstance(error, ConnectionError) and not wire.heard
+                isinstance(error, ConnectionError) and not wire.received_data
             )  # closed without any data: a probe of the port
             _log.debug("a connection to this launcher's memory ended: %s", error)
         finally:
             with self._lock:
-                self._greetings.end(wire)
-                self.strangers += not known and not silent
+                self._handshakes.end(wire)
+                self.rejected += not known and not silent
             session.close()
             self._wires.discard(wire)
             wire.close()
 
-    def _greet(self, wire: Wire, key: bytes) -> bool:
-        mine = secrets.token_hex(16)
-        wire.send({"nonce": mine})
-        answer = wire.receive(GREETING_SECONDS)
-        theirs = str(answer["nonce"])
-        if not is_proof(str(answer["mac"]), key, "client", mine, theirs):
+    def _handshake(self, wire: Wire, key: bytes) -> bool:
+        own_nonce = secrets.token_hex(16)
+        wire.send({"nonce": own_nonce})
+        answer = wire.receive(HANDSHAKE_SECONDS)
+        peer_nonce = str(answer["nonce"])
+        if not is_proof(str(answer["mac"]), key, "client", own_nonce, peer_nonce):
             _log.error(
                 "a connection to this launcher's memory was refused: the other side does not have this job's key"
             )
             return False
-        wire.send({"mac": proof(key, "server", mine, theirs)})
+        wire.send({"mac": proof(key, "server", own_nonce, peer_nonce)})
         return True
 
 
@@ -223,10 +223,10 @@ class _Keeper:
         self.newest: AttemptId | None = None  # the attempt that last sent copies
         self.lock = threading.Lock()
 
-    def begin(self, copy: Copy, promised: int = 0) -> SlotWriter:
+    def begin(self, copy: Copy, reserved: int = 0) -> SlotWriter:
         self._slots = self._slots or SlotSet(self._folder, self._owner, limit=self._limit, populate=False)
         self._writer, self.newest = None, copy.name.attempt_id
-        writer = self._slots.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, promised=promised)
+        writer = self._slots.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, reserved=reserved)
         self._writer = copy.name, writer
         return writer
 
@@ -258,7 +258,7 @@ class _Session:
         except CorruptCheckpointError as error:
             self._wire.send({"damaged": str(error)})
         except CheckpointError as error:
-            self._wire.send({"error": str(error), "full": isinstance(error, NoRoomError)})
+            self._wire.send({"error": str(error), "full": isinstance(error, NoCapacityError)})
 
     def close(self) -> None:
         if self._source is not None:
@@ -282,7 +282,7 @@ class _Session:
             case "seal":
                 return self._seal(request)
             case "room":
-                return {"bytes": self._server.make_room(_named(request).attempt_id, names(request["keep"]))}
+                return {"bytes": self._server.free_space(_named(request).attempt_id, names(request["keep"]))}
             case other:
                 return {"error": f"{other!r} is not a request that this release supports"}
 
@@ -325,8 +325,8 @@ class _Session:
     def _begin(self, keeper: _Keeper, copy: Copy) -> SlotWriter:
         try:
             return keeper.begin(copy)
-        except NoRoomError:
-            return keeper.begin(copy, self._server.make_room(copy.name.attempt_id, copy.keep, beside=copy.owner))
+        except NoCapacityError:
+            return keeper.begin(copy, self._server.free_space(copy.name.attempt_id, copy.keep, excluded=copy.owner))
 
     def _take(self, record: FileRecord, target: memoryview | None) -> str:
         """Receive all bytes of a file, even if they are discarded, because the next request follows them."""

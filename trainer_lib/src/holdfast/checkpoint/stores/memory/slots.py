@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.stores.memory.slot import PAGE, Slot, padded, remove, slot_path
 from holdfast.checkpoint.stores.memory.slot_writer import SlotWriter
-from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoRoomError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError, NoCapacityError
 from holdfast.core.settings import format_size
 
 _OTHER_WRITER_SECONDS: Final = 10.0
@@ -43,18 +43,18 @@ class SlotSet:
             leftover.unlink(missing_ok=True)
 
     def begin(
-        self, name: CheckpointName, nbytes: int, *, keep: Collection[CheckpointName], job: str = "", promised: int = 0
+        self, name: CheckpointName, nbytes: int, *, keep: Collection[CheckpointName], job: str = "", reserved: int = 0
     ) -> SlotWriter:
         """Overwrite a slot that holds none of `keep`. `nbytes` is the size of all files and the manifest.
 
-        `promised` is the number of bytes that others free once this checkpoint is complete. Slots that need them are
+        `reserved` is the number of bytes that others free once this checkpoint is complete. Slots that need them are
         created only then.
         """
         index = self._victim(keep)
         slot = self._open(index)
         need = PAGE + nbytes
         if slot is None or slot.capacity < need:
-            slot = self._make(index, need, promised)
+            slot = self._make(index, need, reserved)
         return SlotWriter(slot, name, job)
 
     def copied(self) -> frozenset[CheckpointName]:
@@ -77,21 +77,21 @@ class SlotSet:
         indices = self._indices()
         contents = {index: slot.content() if (slot := self._open(index)) else None for index in indices}
 
-        def worth(index: int) -> tuple[Any, ...]:
+        def priority(index: int) -> tuple[Any, ...]:
             content = contents[index]
             if content is None or content.void:
                 return (0,)
             sealed = content.manifest is not None
             return (1, content.name in keep, content.name.attempt_id, content.name.step, sealed, content.number)
 
-        return min(indices, key=worth)
+        return min(indices, key=priority)
 
-    def _make(self, index: int, need: int, promised: int) -> Slot:
+    def _make(self, index: int, need: int, reserved: int) -> Slot:
         """Create all missing slots at once, so that a lack of capacity is reported before the first checkpoint."""
         self._drop(index)
         missing = [i for i in self._indices() if i == index or self._open(i) is None]
         lacks = self._lacks(padded(need) * len(missing))
-        if lacks and not self._lacks(padded(need) * len(missing) - promised):
+        if lacks and not self._lacks(padded(need) * len(missing) - reserved):
             missing, lacks = [index], self._lacks(padded(need))
         if lacks:
             raise self._too_small(need, lacks)
@@ -114,9 +114,9 @@ class SlotSet:
             return f"{format_size(used)} of {format_size(self._limit)} are in use"
         return ""
 
-    def _too_small(self, need: int, why: str) -> NoRoomError:
+    def _too_small(self, need: int, why: str) -> NoCapacityError:
         count = _NUMBERS.get(self.count, str(self.count))
-        return NoRoomError(
+        return NoCapacityError(
             f"the memory tier is too small: {self._owner} needs {count} slots of "
             f"{format_size(padded(need))}, {format_size(self.count * padded(need))} in all, and {why}. "
             "Raise checkpoint.memory.sizeLimit (or --memory-tier PATH:SIZE, or the volume) to two slots "

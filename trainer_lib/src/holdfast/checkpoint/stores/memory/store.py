@@ -77,17 +77,17 @@ class MemoryStore(NodeStore):
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return the manifest from any slot that has a valid one."""
-        trouble = f"{MANIFEST} is missing"
+        damage = f"{MANIFEST} is missing"
         with self._opened() as slots:
             for slot, content in slots:
                 try:
                     found = manifest_of(slot, content) if content.name == name else None
                 except CorruptCheckpointError as error:
-                    trouble = str(error)
+                    damage = str(error)
                     continue
                 if found is not None:
                     return found
-        raise CorruptCheckpointError(trouble)
+        raise CorruptCheckpointError(damage)
 
     def open(self, name: CheckpointName, file: str) -> SlotSource:
         """Open one of its files, if this node has it, even if the manifest is elsewhere."""

@@ -108,11 +108,11 @@ _CREDENTIALS: Final = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class RequestFailure:
     """The kind of an error, and the text of the store or the client."""
 
     kind: Kind
-    said: str
+    text: str
 
     @property
     def passes(self) -> bool:
@@ -122,29 +122,29 @@ class Trouble:
     @property
     def advice(self) -> str:
         """What happened, and what to do."""
-        return f"{ADVICE.get(self.kind, 'unexpected answer')} ({self.said})"
+        return f"{ADVICE.get(self.kind, 'unexpected answer')} ({self.text})"
 
 
-def trouble_of(error: Exception) -> Trouble:
+def classify(error: Exception) -> RequestFailure:
     """Classify an error of boto3, or of the connection below it."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping) and "Error" in response:
         return _of_answer(response)
     kind = Kind.CREDENTIALS if type(error).__name__ in _CREDENTIALS else Kind.NETWORK
-    return Trouble(kind=kind, said=type(error).__name__)
+    return RequestFailure(kind=kind, text=type(error).__name__)
 
 
-def _of_answer(response: Mapping[str, Any]) -> Trouble:
+def _of_answer(response: Mapping[str, Any]) -> RequestFailure:
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     # With another code, a 404 means that something is missing, but not the object.
     by_status = None if status == 404 and code else _CODES.get(str(status))
     kind = _CODES.get(code) or by_status or (Kind.SERVER if status >= 500 else Kind.REFUSED)
-    said = f"{status} {code}".strip()
+    text = f"{status} {code}".strip()
     if kind is Kind.REFUSED:  # other messages are not needed
         message = " ".join(str(response["Error"].get("Message") or "").split())[:_LONGEST_MESSAGE]
-        said = f"{said}: {message}" if message else said
-    return Trouble(kind=kind, said=said)
+        text = f"{text}: {message}" if message else text
+    return RequestFailure(kind=kind, text=text)
 
 
 def pause(attempt: int, *, base: float, cap: float, draw: float) -> float:

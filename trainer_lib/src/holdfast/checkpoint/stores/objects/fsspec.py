@@ -137,9 +137,9 @@ class FsspecBucket:
             raise CorruptCheckpointError(f"{_last(key)} is missing") from error
         except Exception as error:
             kind = _kind(error)
-            said = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
             raise UnavailableError(
-                f"{self.url}/{key}: {ADVICE[kind]} ({said}); the state of the store is unknown", cause=kind
+                f"{self.url}/{key}: {ADVICE[kind]} ({text}); the state of the store is unknown", cause=kind
             ) from error
 
 

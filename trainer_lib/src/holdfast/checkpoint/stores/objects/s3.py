@@ -23,10 +23,10 @@ from holdfast.checkpoint.stores.objects.errors import (
     Lack,
     NoUploadError,
     RefusedError,
+    RequestFailure,
     TakenError,
-    Trouble,
+    classify,
     pause,
-    trouble_of,
 )
 from holdfast.checkpoint.stores.objects.s3_checksum import Checksum
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings, client_of, trusted_certificates
@@ -49,11 +49,10 @@ def s3_store(settings: S3Settings) -> ObjectStore:
 class S3Bucket:
     """A bucket, which any thread may use."""
 
-    def __init__(self, settings: S3Settings, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
         self.url = f"s3://{settings.bucket}"
         self.part_bytes, self.in_flight = settings.part_bytes, settings.in_flight
-        self._sleep = sleep
         self._lock = Lock()
         self._tried_conditions = False
         self._lacks: dict[Lack, None] = {}
@@ -174,9 +173,9 @@ class S3Bucket:
         named = [{"Key": key} for key in keys]
         answer = self.call("delete_objects", keys[0], Delete={"Objects": named, "Quiet": True})
         for failed in answer.get("Errors", ()):
-            trouble = trouble_of(_Answered(failed.get("Code", "")))
+            failure = classify(_Answered(failed.get("Code", "")))
             raise UnavailableError(
-                f"cannot delete {self.url}/{failed.get('Key')}: {trouble.advice}", cause=trouble.kind
+                f"cannot delete {self.url}/{failed.get('Key')}: {failure.advice}", cause=failure.kind
             )
 
     def _delete_each(self, keys: Sequence[str]) -> None:
@@ -263,15 +262,15 @@ class S3Bucket:
             try:
                 return act(client)
             except (BotoCoreError, ClientError, OSError) as error:
-                trouble = trouble_of(error)
-                if lists and trouble.kind is Kind.MISSING:
+                failure = classify(error)
+                if lists and failure.kind is Kind.MISSING:
                     # A list cannot be missing. Some servers fail this way if objects are deleted during the request.
-                    trouble = replace(trouble, kind=Kind.SERVER)
-                if trouble.kind is Kind.CREDENTIALS and not renewed:
+                    failure = replace(failure, kind=Kind.SERVER)
+                if failure.kind is Kind.CREDENTIALS and not renewed:
                     renewed = True
                     self._renew(client)
-                elif not trouble.passes or attempt + 1 >= self._settings.attempts:
-                    raise self._said(key, trouble, attempt + 1) from error
+                elif not failure.passes or attempt + 1 >= self._settings.attempts:
+                    raise self._error(key, failure, attempt + 1) from error
                 else:
                     self._wait(attempt)
         raise AssertionError
@@ -285,20 +284,20 @@ class S3Bucket:
     def _wait(self, attempt: int) -> None:
         settings = self._settings
         draw = random.random()  # noqa: S311 — spreads clients, not for secrets
-        self._sleep(pause(attempt, base=settings.pause_seconds, cap=settings.longest_pause_seconds, draw=draw))
+        time.sleep(pause(attempt, base=settings.pause_seconds, cap=settings.longest_pause_seconds, draw=draw))
 
-    def _said(self, key: str, trouble: Trouble, attempts: int) -> CheckpointError:
+    def _error(self, key: str, failure: RequestFailure, attempts: int) -> CheckpointError:
         name = key.rpartition("/")[2] or key
-        if trouble.kind is Kind.MISSING:
+        if failure.kind is Kind.MISSING:
             return CorruptCheckpointError(f"{name} is missing")
-        if trouble.kind is Kind.TAKEN:
+        if failure.kind is Kind.TAKEN:
             return TakenError(f"{name} was replaced by another object")
-        if trouble.kind is Kind.NO_UPLOAD:
+        if failure.kind is Kind.NO_UPLOAD:
             return NoUploadError(f"{name}: its upload does not exist")
         tried = f" after {attempts} attempts" if attempts > 1 else ""
-        error = RefusedError if trouble.kind is Kind.REFUSED else UnavailableError
+        error = RefusedError if failure.kind is Kind.REFUSED else UnavailableError
         return error(
-            f"{self.url}/{key}{tried}: {trouble.advice}; the state of the store is unknown", cause=trouble.kind
+            f"{self.url}/{key}{tried}: {failure.advice}; the state of the store is unknown", cause=failure.kind
         )
 
     def _head(self, key: str, **arguments: Any) -> Any:
@@ -313,8 +312,8 @@ class S3Bucket:
         try:
             self.call("head_bucket", "")
         except CorruptCheckpointError as error:
-            trouble = Trouble(kind=Kind.NO_BUCKET, said="404 NoSuchBucket")
-            raise UnavailableError(f"{self.url}: {trouble.advice}", cause=trouble.kind) from error
+            failure = RequestFailure(kind=Kind.NO_BUCKET, text="404 NoSuchBucket")
+            raise UnavailableError(f"{self.url}: {failure.advice}", cause=failure.kind) from error
 
     def _put(self, key: str, data: bytes, **arguments: Any) -> None:
         def put(checksum: Checksum) -> None:
@@ -322,14 +321,14 @@ class S3Bucket:
 
         self.checked(put)
 
-    def _pages(self, operation: str, given: str, told: str, prefix: str, **arguments: Any) -> Iterator[Any]:
+    def _pages(self, operation: str, given: str, next_field: str, prefix: str, **arguments: Any) -> Iterator[Any]:
         marker: dict[str, str] = {}
         while True:
             page = self.call(operation, prefix, Prefix=prefix, **arguments, **marker)
             yield page
             if not page.get("IsTruncated"):
                 return
-            marker = {given: page[told]}
+            marker = {given: page[next_field]}
 
     def _sign(self, key: str) -> str:
         from botocore.exceptions import BotoCoreError

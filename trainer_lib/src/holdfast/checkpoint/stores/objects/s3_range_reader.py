@@ -57,11 +57,11 @@ class Ranges:
         proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(place)
         if not place or self._failed >= _GIVEN_UP or proxied:
             return 0
-        asked = {"Range": f"bytes={offset}-{offset + target.nbytes - 1}", "If-Match": tag}
+        headers = {"Range": f"bytes={offset}-{offset + target.nbytes - 1}", "If-Match": tag}
         connection, good, filled = None, False, 0
         try:
             connection = self._connection(scheme, place)
-            connection.request("GET", path, headers=asked)
+            connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             good = answer.status == http.client.PARTIAL_CONTENT and answer.length == target.nbytes
             while good and filled < target.nbytes:

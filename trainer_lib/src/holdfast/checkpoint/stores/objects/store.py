@@ -48,7 +48,7 @@ GIVEN_UP: Final = "GIVEN-UP"
 """Exists in a checkpoint's folder while its files are removed."""
 IN_FLIGHT: Final = 8
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
@@ -213,21 +213,21 @@ class ObjectIncoming:
     def publish(self, manifest: Manifest) -> None:
         """Create the manifest. If the same manifest exists already, an earlier reply was lost or another writer won.
 
-        Another writer of the same checkpoint may remove files meanwhile (`_give_up`). In this case, raise
+        Another writer of the same checkpoint may remove files meanwhile (`_mark_abandoned`). In this case, raise
         `CheckpointError` and remove the manifest that this call created, but never one that existed before.
         """
-        self._insist_on_files()
+        self._require_files()
         sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
         self._bucket.put(self._folder + SHA256SUMS, sums.encode())
         key = self._folder + MANIFEST
-        ours = [] if _exists(self._bucket, key) else [key]
+        removable = [] if _exists(self._bucket, key) else [key]
         if not self._bucket.create(key, encode(manifest)):
             raise CheckpointError(
                 f"{self._bucket.url}: {self._name} exists already, with another manifest. Nothing was changed"
             )
-        self._insist_on_files(otherwise=ours)
+        self._require_files(otherwise=removable)
 
-    def _insist_on_files(self, otherwise: Sequence[str] = ()) -> None:
+    def _require_files(self, otherwise: Sequence[str] = ()) -> None:
         """Raise `CheckpointError` if another writer is removing files, after deleting the keys `otherwise`."""
         here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
         if GIVEN_UP in here or not here.issuperset(self._sums):
@@ -237,12 +237,12 @@ class ObjectIncoming:
     def discard(self) -> None:
         """Remove what was written, unless it is a checkpoint."""
         try:
-            _give_up(self._bucket, self._folder)
+            _mark_abandoned(self._bucket, self._folder)
         except CheckpointError as error:
             _log.warning("the uploaded part of %s is kept: %s", self._name, error)
 
 
-def _give_up(bucket: Bucket, folder: str) -> None:
+def _mark_abandoned(bucket: Bucket, folder: str) -> None:
     """Remove unfinished files. A writer that publishes the same checkpoint finds the mark, or a missing file."""
     mark = folder + GIVEN_UP
     bucket.put(mark, b"")
@@ -295,14 +295,14 @@ class ObjectStore:
     def commits(self) -> tuple[CheckpointName, ...]:
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
         names = [name for name in parsed if name is not None and not name.staging]
-        there = self._together(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
+        there = self._concurrently(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
         return tuple(name for name, exists in zip(names, there, strict=True) if exists)
 
     def claims(self) -> tuple[Claim, ...]:
         folder = f"{self._prefix}{CLAIMS}/"
         found = [(key, parse_claim(key.removeprefix(folder))) for key in self._bucket.keys(folder)]
         pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
-        raw = self._together(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
+        raw = self._concurrently(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
         return tuple(
             parse_document(data, attempt_id, f"{self._bucket.url}/{key}")
             for (attempt_id, key), data in zip(pairs, raw, strict=True)
@@ -368,7 +368,7 @@ class ObjectStore:
         for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
             if name is None or name in committed or (name.attempt_id, name.step) >= (below.attempt_id, below.step):
                 continue
-            _give_up(self._bucket, f"{self._prefix}{name}/")
+            _mark_abandoned(self._bucket, f"{self._prefix}{name}/")
             _log.info("removed the unfinished upload of %s", name)
 
     def _key(self, name: CheckpointName, file: str) -> str:
@@ -379,6 +379,6 @@ class ObjectStore:
         self._bucket.delete(first)
         self._bucket.delete([key for key in keys if key not in first])
 
-    def _together(self, act: Callable[[Thing], Found], things: Sequence[Thing]) -> list[Found]:
+    def _concurrently(self, act: Callable[[Item], Found], inputs: Sequence[Item]) -> list[Found]:
         with ThreadPoolExecutor(self.readers) as pool:
-            return list(pool.map(act, things))
+            return list(pool.map(act, inputs))

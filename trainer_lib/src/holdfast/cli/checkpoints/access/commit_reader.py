@@ -46,7 +46,7 @@ class Content:
         self._copies = Copies(openers=[partial(open_file, store, name)], records=self.manifest.files)
         self._reader = ChunkReader(self._copies)
         self._chunks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
-        self._patched: tuple[TensorRecord, list[lossy_delta.Wanted]] | None = None
+        self._patched: tuple[TensorRecord, list[lossy_delta.PatchRead]] | None = None
         self._assembled: tuple[TensorRecord, memoryview] | None = None
 
     def __enter__(self) -> Self:
@@ -91,13 +91,13 @@ class Content:
             self._assembled = record, whole
         return self._assembled[1]
 
-    def _patches(self, record: TensorRecord) -> list[lossy_delta.Wanted]:
+    def _patches(self, record: TensorRecord) -> list[lossy_delta.PatchRead]:
         """Return the patches of a tensor. The last ones are cached."""
         if self._patched is None or self._patched[0] is not record:
             self._patched = record, []
             for patch in record.patches:
                 self._copies.require(patch.file)  # check the size before memory of that size is allocated
-                one = lossy_delta.with_room(record, patch)
+                one = lossy_delta.with_buffers(record, patch)
                 self._read(patch.file, patch.places, one.places)
                 self._read(patch.file, patch.values, one.values)
                 self._patched[1].append(one)

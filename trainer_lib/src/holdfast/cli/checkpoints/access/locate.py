@@ -14,34 +14,34 @@ from holdfast.checkpoint.stores.base import CheckpointStore, Target
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.stores.open import open_store, parted
-from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
+from holdfast.cli.checkpoints.access.node_store import NodeFolderStore, open_node_store
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnknownFormatError, UsageError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _FILE: Final = "file://"
-_NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
+_NODE_LOCAL: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointLocation:
     """A store, and a checkpoint in it if the user named one."""
 
-    store: FolderStore | ObjectStore | NearStore
+    store: FolderStore | ObjectStore | NodeFolderStore
     name: CheckpointName | None = None
 
     @property
     def changeable(self) -> Target:
         """The store, if checkpoints in it may be changed. Raises UsageError if only its launcher may change it."""
-        if isinstance(self.store, NearStore):
+        if isinstance(self.store, NodeFolderStore):
             raise self.store.refusal()
         return self.store
 
 
 def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
     """Resolve a folder or URL of checkpoints, or of one of them; `fresh`: it need not exist."""
-    root, name = _parted(where)
-    near = _near(root)
+    root, name = _split(where)
+    near = _node_store(root)
     if near is not None:
         return CheckpointLocation(store=near, name=name)
     if root.startswith(_FILE):
@@ -51,13 +51,13 @@ def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
     return CheckpointLocation(store=open_store(root), name=name)
 
 
-def _near(root: str) -> NearStore | None:
+def _node_store(root: str) -> NodeFolderStore | None:
     """Return the store of `memory:/PATH` and `local:/PATH`, as logs name these tiers, or of the path alone.
 
     `memory:///PATH` belongs to such a tier if the folder exists, and otherwise to fsspec.
     """
-    if not root.startswith(_NEAR):
-        return None if "://" in root else near_store(Path(root))
+    if not root.startswith(_NODE_LOCAL):
+        return None if "://" in root else open_node_store(Path(root))
     tier, _, path = root.partition(":")
     if path.startswith("//") and not (path.startswith("///") and Path(path).is_dir()):
         return None
@@ -69,13 +69,13 @@ def _near(root: str) -> NearStore | None:
     folder = Path(unquote(path))
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
-    found = near_store(folder) or NearStore(f"{tier}:{folder}", [])
+    found = open_node_store(folder) or NodeFolderStore(f"{tier}:{folder}", [])
     if not found.url.startswith(f"{tier}:"):
         raise UsageError(f"holdfast checkpoints: {folder} belongs to another tier: pass {found.url}")
     return found
 
 
-def _parted(where: str) -> tuple[str, CheckpointName | None]:
+def _split(where: str) -> tuple[str, CheckpointName | None]:
     if not where:
         raise UsageError("holdfast checkpoints: empty path: pass the folder of the checkpoints")
     head, _, last = where.rstrip("/").rpartition("/")

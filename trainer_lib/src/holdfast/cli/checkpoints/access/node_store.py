@@ -19,7 +19,7 @@ from holdfast.checkpoint.stores.base import CheckpointStore, NodeStore, Source
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.local_disk import own_folders
 from holdfast.checkpoint.stores.memory.store import MemoryStore
-from holdfast.core.errors import CorruptCheckpointError, ElsewhereError, UsageError
+from holdfast.core.errors import CorruptCheckpointError, OtherNodeError, UsageError
 from holdfast.core.protocol import LOCAL_TIER, MEMORY_TIER
 
 _OWN: Final = re.compile(r"[0-9a-f]{16}-own-\d+", re.ASCII)
@@ -28,7 +28,7 @@ _SLOTS: Final = "*.slot-[0-9]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class RankFolder:
     """Files of checkpoints that are stored together: one rank's folder, or the slots of one launcher's memory."""
 
     store: CheckpointStore
@@ -36,50 +36,52 @@ class Shelf:
     """Whether a file of a checkpoint exists, corrupt or not."""
 
 
-class NearStore(NodeStore):
+class NodeFolderStore(NodeStore):
     """All shelves of one tier of one node."""
 
-    def __init__(self, url: str, shelves: Sequence[Shelf]) -> None:
+    def __init__(self, url: str, rank_folders: Sequence[RankFolder]) -> None:
         self.url = url
-        self._shelves = shelves
+        self._rank_folders = rank_folders
 
     def commits(self) -> tuple[CheckpointName, ...]:
         """Return the checkpoints with a manifest on any shelf."""
-        names = {name for shelf in self._shelves for name in shelf.store.commits()}
+        names = {name for rank_folder in self._rank_folders for name in rank_folder.store.commits()}
         return tuple(sorted(names))
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """Return the manifest, from any shelf with a valid one."""
-        trouble = CorruptCheckpointError(f"{MANIFEST} is missing")
-        for shelf in self._having(name):
+        damage = CorruptCheckpointError(f"{MANIFEST} is missing")
+        for rank_folder in self._having(name):
             try:
-                return shelf.store.manifest(name)
+                return rank_folder.store.manifest(name)
             except CorruptCheckpointError as error:
-                trouble = error
-        raise trouble
+                damage = error
+        raise damage
 
     def open(self, name: CheckpointName, file: str) -> Source:
-        """Open a file of a checkpoint. Raises ElsewhereError if the file is not on this node."""
-        for shelf in self._shelves:
-            if shelf.has(name, file):
-                return shelf.store.open(name, file)
-        raise ElsewhereError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
+        """Open a file of a checkpoint. Raises OtherNodeError if the file is not on this node."""
+        for rank_folder in self._rank_folders:
+            if rank_folder.has(name, file):
+                return rank_folder.store.open(name, file)
+        raise OtherNodeError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
 
     def here(self, name: CheckpointName, files: Collection[str]) -> tuple[str, ...]:
         """Return those of a checkpoint's files that are on this node."""
-        return tuple(file for file in sorted(files) if any(shelf.has(name, file) for shelf in self._shelves))
+        return tuple(
+            file for file in sorted(files) if any(rank_folder.has(name, file) for rank_folder in self._rank_folders)
+        )
 
     def lost(self, name: CheckpointName, files: Collection[str]) -> dict[str, str]:
         """Return the files that must be on this node and are missing, and how that is known."""
         found: dict[str, str] = {}
-        for shelf in self._having(name):
-            there = [file for file in files if shelf.has(name, file)]
+        for rank_folder in self._having(name):
+            there = [file for file in files if rank_folder.has(name, file)]
             ranks = {shard_rank(file): file for file in there}
             for file in sorted(set(files) - set(there)):
-                if (beside := ranks.get(shard_rank(file))) is not None:
-                    found[file] = f"{file} is missing, and {beside}, which was written with it, is here"
+                if (on_node := ranks.get(shard_rank(file))) is not None:
+                    found[file] = f"{file} is missing, and {on_node}, which was written with it, is here"
             if not there:
-                found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are next to it"
+                found[MANIFEST] = f"{MANIFEST} is in {rank_folder.store.url}, and no rank's files are next to it"
         return found
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
@@ -93,31 +95,31 @@ class NearStore(NodeStore):
             "it up: use ls, show, verify, diff, export, or copy from it"
         )
 
-    def _having(self, name: CheckpointName) -> list[Shelf]:
-        return [shelf for shelf in self._shelves if name in shelf.store.commits()]
+    def _having(self, name: CheckpointName) -> list[RankFolder]:
+        return [rank_folder for rank_folder in self._rank_folders if name in rank_folder.store.commits()]
 
 
-def near_store(path: Path) -> NearStore | None:
+def open_node_store(path: Path) -> NodeFolderStore | None:
     """Return the store for a folder of a node-local tier, of one launcher, or of one rank; None otherwise."""
     folders = [path, *sorted(path.glob(_LAUNCHERS))]
     found = [path, *(own for folder in folders for own in own_folders(folder))]
     owns = [own for own in found if _OWN.fullmatch(own.name)]
     if owns:
-        return NearStore(f"{LOCAL_TIER}:{path}", [_of_a_rank(own) for own in owns])
+        return NodeFolderStore(f"{LOCAL_TIER}:{path}", [_local_disk_folder(own) for own in owns])
     memories = [folder for folder in folders if any(folder.glob(_SLOTS))]
     if memories:
-        return NearStore(f"{MEMORY_TIER}:{path}", [_of_a_memory(folder) for folder in memories])
+        return NodeFolderStore(f"{MEMORY_TIER}:{path}", [_memory_folder(folder) for folder in memories])
     return None
 
 
-def _of_a_rank(folder: Path) -> Shelf:
-    return Shelf(
+def _local_disk_folder(folder: Path) -> RankFolder:
+    return RankFolder(
         store=FolderStore(folder, shared=False),
         has=lambda name, file: file == Path(file).name and (folder / str(name) / file).exists(),
     )
 
 
-def _of_a_memory(folder: Path) -> Shelf:
+def _memory_folder(folder: Path) -> RankFolder:
     store = MemoryStore(folder)
 
     def has(name: CheckpointName, file: str) -> bool:
@@ -127,4 +129,4 @@ def _of_a_memory(folder: Path) -> Shelf:
         except CorruptCheckpointError:
             return False
 
-    return Shelf(store=store, has=has)
+    return RankFolder(store=store, has=has)

@@ -86,19 +86,19 @@ def _chosen(manifest: Manifest, name: str) -> Weights:
     return Weights(tensors=tensors, tied=tied, left_out=tuple(left_out))
 
 
-def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
+def _of_dcp(stored: Mapping[str, Any], name: str) -> Weights:
     """Return the weights of a checkpoint that DCP wrote: its keys below `name`, or all if it has only a model."""
-    below = [key for key in told["tensors"] if key.startswith(f"{name}.")]
+    below = [key for key in stored["tensors"] if key.startswith(f"{name}.")]
     if not below and name != WHOLE:
         raise UsageError(
             f"the checkpoint was created through DCP and has no key below {name!r}: run 'holdfast checkpoints show'"
         )
     tensors = {}
-    for key in below or told["tensors"]:
-        if any(box["tensor"] != key for box in told["tensors"][key]["boxes"]):
+    for key in below or stored["tensors"]:
+        if any(box["tensor"] != key for box in stored["tensors"][key]["boxes"]):
             raise CheckpointError(f"{key} is stored in separate boxes: load it with dcp.load, and save the result")
         tensors[key.removeprefix(f"{name}.")] = key
-    return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(told["values"])))
+    return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(stored["values"])))
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -13,34 +13,32 @@ from holdfast.launcher.hang.stall_reports import Stall
 
 def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     """Return a verdict on the rank that differs, if it is local. No rank is killed: all can leave the attempt."""
-    here = tuple(ranks.stall(sight) for sight in ranks.seen.sights)
+    here = tuple(ranks.stall(rank_here) for rank_here in ranks.seen.ranks_here)
     if not here or not all(wait.waits for wait in here) or ranks.seen.world_size == 1:
         return ()
-    everyone = (*here, *_waits_elsewhere(ranks))
-    whole = not ranks.seen.elsewhere.outdated and {wait.rank for wait in everyone} == set(
-        range(ranks.seen.world_size)
-    )
+    everyone = (*here, *_remote_waits(ranks))
+    whole = not ranks.seen.remote.outdated and {wait.rank for wait in everyone} == set(range(ranks.seen.world_size))
     waiting = everyone if whole else here
     limit = max(wait.deadline for wait in everyone) if whole else ranks.settings.longest
-    seconds, odd = min(wait.seconds for wait in waiting), _odd(waiting)
-    slot = next((sight.slot for sight in ranks.seen.sights if sight.rank == odd.rank), None)
+    seconds, minority = min(wait.seconds for wait in waiting), _minority(waiting)
+    slot = next((rank_here.slot for rank_here in ranks.seen.ranks_here if rank_here.rank == minority.rank), None)
     mismatch = frozenset((wait.attempt_id, wait.rank, wait.activity, wait.step) for wait in waiting)
     if slot is None or seconds <= limit or mismatch == ranks.mismatch:
         return ()
-    others = [(wait.rank, wait.activity) for wait in waiting if wait is not odd]
+    others = [(wait.rank, wait.activity) for wait in waiting if wait is not minority]
     text = f"{waits(others, known=whole)}: each waits for the other"
-    place = (odd.rank, odd.activity, odd.step)
+    place = (minority.rank, minority.activity, minority.step)
     return (
         replace(verdict(ranks, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=mismatch),
     )
 
 
-def _waits_elsewhere(ranks: RankDurations) -> tuple[Stall, ...]:
-    waits = [stall for stall in ranks.seen.elsewhere.stalls if stall.waits]
+def _remote_waits(ranks: RankDurations) -> tuple[Stall, ...]:
+    waits = [stall for stall in ranks.seen.remote.stalls if stall.waits]
     return tuple(replace(stall, seconds=ranks.reported_seconds(stall)) for stall in waits)
 
 
-def _odd(waits: Sequence[Stall]) -> Stall:
+def _minority(waits: Sequence[Stall]) -> Stall:
     """Return the rank at the place with the fewest ranks; of several, the highest rank."""
     places = [(wait.activity, wait.step) for wait in waits]
     return min(waits, key=lambda wait: (places.count((wait.activity, wait.step)), -wait.rank))

@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.core.attempt import AttemptId, Json
 from holdfast.core.errors import DocumentError
 from holdfast.core.protocol import Cause
-from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
+from holdfast.launcher.hang.stall_reports import NO_REMOTE_STALLS, RemoteStalls
 from holdfast.telemetry.activity import Activity
 from holdfast.telemetry.activity_page import Reading
 
@@ -76,7 +76,7 @@ class HangSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class ObservedRank:
     """One local rank of the current attempt."""
 
     slot: int
@@ -95,9 +95,9 @@ class AbsentRank:
     awaited: bool
 
     @property
-    def sight(self) -> Sight:
+    def rank_here(self) -> ObservedRank:
         """Return the same rank as if it had not left."""
-        return Sight(slot=self.slot, rank=self.rank, reading=self.reading)
+        return ObservedRank(slot=self.slot, rank=self.rank, reading=self.reading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,9 @@ class Observed:
 
     attempt_id: AttemptId
     world_size: int
-    sights: tuple[Sight, ...]
+    ranks_here: tuple[ObservedRank, ...]
     absent: tuple[AbsentRank, ...] = ()
-    elsewhere: Elsewhere = NOBODY
+    remote: RemoteStalls = NO_REMOTE_STALLS
     cpu_waits: Mapping[int, float] = field(default_factory=dict)
     """Seconds of CPU starvation since the start of each process, by process ID."""
     cpu_runs: Mapping[int, float] = field(default_factory=dict)

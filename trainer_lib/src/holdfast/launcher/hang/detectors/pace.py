@@ -55,9 +55,9 @@ class Pace:
     def note(self, seen: Observed, now: float) -> None:
         """Add the steps that the ranks made since the last look."""
         self._note_first(seen, now)
-        if not seen.sights:
+        if not seen.ranks_here:
             return
-        leader = min(seen.sights, key=lambda sight: sight.rank)
+        leader = min(seen.ranks_here, key=lambda rank_here: rank_here.rank)
         key, at = (seen.attempt_id, leader.slot), leader.reading
         if self._base is None or self._base[:2] != key:
             self._base = (*key, at.step, None)
@@ -84,12 +84,12 @@ class Pace:
 
     def _note_first(self, seen: Observed, now: float) -> None:
         starting: dict[int, float] = {}
-        for sight in seen.sights:
-            took, reading = self._starting.get(sight.slot, 0.0), sight.reading
+        for rank_here in seen.ranks_here:
+            took, reading = self._starting.get(rank_here.slot, 0.0), rank_here.reading
             if reading.made >= KNOWN_STEPS:
                 self._first = max(self._first or 0.0, took)
             elif reading.activity is Activity.COMPUTE:
-                starting[sight.slot] = max(took, now - reading.since)
+                starting[rank_here.slot] = max(took, now - reading.since)
             else:
-                starting[sight.slot] = took
+                starting[rank_here.slot] = took
         self._starting = starting

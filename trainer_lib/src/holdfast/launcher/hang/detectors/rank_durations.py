@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.launcher.hang.cpu_progress import CpuProgress
 from holdfast.launcher.hang.cpu_starvation import Starvation
-from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, Sight, Waits
+from holdfast.launcher.hang.detectors.observation import HangSettings, Observed, ObservedRank, Waits
 from holdfast.launcher.hang.detectors.pace import KNOWN_STEPS, Pace, Pauses
 from holdfast.launcher.hang.stall_reports import ReportedSeconds, Stall, in_collective
 from holdfast.telemetry.activity import Activity
@@ -23,7 +23,7 @@ LEAST_SECONDS: Final = 0.85
 _SILENT_SECONDS: Final = 30.0
 _SILENT_SYNC_SECONDS: Final = 5.0
 _LATE_BEAT_SECONDS: Final = 0.4
-_NO_HURRY: Final = 10.0
+_PATIENT_FACTOR: Final = 10.0
 _GROWTH: Final = 4.0
 _MOST_GROWTH: Final = 6
 # The deadline counts from the first rank that waits. The others start to wait up to a step later.
@@ -31,7 +31,7 @@ _WAIT_SHARE: Final = 0.8
 _LEAST_STEP: Final = 0.2
 # Calm deadlines: stalls are reported after this share of the deadline, so that all launchers have all reports when it
 # ends. The first offence of a run has a longer deadline.
-TOLD_SHARE: Final = 0.6
+REPORT_SHARE: Final = 0.6
 _PROGRESS_SHARE: Final = 0.5
 _FIRST_OFFENCE: Final = 2.0
 NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
@@ -54,38 +54,38 @@ class RankDurations:
     mismatch: Waits  # the last one found, which is not reported again
     pause: float | None  # the longest time without CPU progress after which a rank continued; None before the first
 
-    def stall(self, sight: Sight) -> Stall:
+    def stall(self, rank_here: ObservedRank) -> Stall:
         """Return the activity of a local rank in the form in which launchers report it to each other."""
-        reading, silent = sight.reading, self.stopped(sight.reading)
+        reading, silent = rank_here.reading, self.stopped(rank_here.reading)
         if in_collective(reading.activity) and not silent:
             seconds, limit = self.awake(reading, reading.since), self._wait_limit(reading)
         else:
-            seconds, limit = self.age(sight), self.limit(sight)
+            seconds, limit = self.age(rank_here), self.limit(rank_here)
         return Stall(
             attempt_id=self.seen.attempt_id,
-            rank=sight.rank,
+            rank=rank_here.rank,
             activity=reading.activity,
             step=reading.step,
             silent=silent,
             seconds=round(seconds, 3),
             deadline=round(limit, 3),
-            progresses=self.busy(sight),
+            progresses=self.busy(rank_here),
         )
 
-    def worth_telling(self, sight: Sight) -> bool:
+    def worth_reporting(self, rank_here: ObservedRank) -> bool:
         """Whether other launchers must know the activity of a local rank."""
-        stall = self.stall(sight)
-        return stall.silent or stall.progresses or stall.seconds >= TOLD_SHARE * stall.deadline
+        stall = self.stall(rank_here)
+        return stall.silent or stall.progresses or stall.seconds >= REPORT_SHARE * stall.deadline
 
-    def limits(self) -> Iterator[tuple[Sight, float]]:
+    def limits(self) -> Iterator[tuple[ObservedRank, float]]:
         """Yield each local rank with a deadline, and the deadline."""
-        for sight in self.seen.sights:
-            if sight.reading.activity not in NEVER:
-                yield sight, self.limit(sight)
+        for rank_here in self.seen.ranks_here:
+            if rank_here.reading.activity not in NEVER:
+                yield rank_here, self.limit(rank_here)
 
-    def limit(self, sight: Sight) -> float:
+    def limit(self, rank_here: ObservedRank) -> float:
         """Return how many seconds the activity of a rank may keep others waiting."""
-        reading = sight.reading
+        reading = rank_here.reading
         settings = self.settings
         fixed = {
             Activity.STARTUP: settings.startup,
@@ -96,10 +96,10 @@ class RankDurations:
         }
         if reading.activity in fixed:
             return fixed[reading.activity]
-        if reading.activity is Activity.APPLY and not self.silent(sight):
+        if reading.activity is Activity.APPLY and not self.silent(rank_here):
             return settings.data
         if reading.activity is Activity.COMPUTE:
-            return self._compute_limit(sight)
+            return self._compute_limit(rank_here)
         step = self._step_limit(reading)
         if step is None:
             return max(_SILENT_SECONDS, settings.floor)
@@ -112,15 +112,15 @@ class RankDurations:
             return self.settings.startup
         return max(_WAIT_SHARE * step, step - max(_LEAST_STEP, self.pace.median(self.seen.world_size) or 0.0))
 
-    def _compute_limit(self, sight: Sight) -> float:
-        base = self.base(sight.reading)
+    def _compute_limit(self, rank_here: ObservedRank) -> float:
+        base = self.base(rank_here.reading)
         if not self.settings.calm:
             return base
-        if self.progresses(sight.reading):
+        if self.progresses(rank_here.reading):
             return max(base, self.settings.evaluation)
         if self.pause is not None:
             return max(base, _FIRST_OFFENCE * self.pause)
-        return base if self.silent(sight) else max(base, min(_FIRST_OFFENCE * base, self.settings.startup))
+        return base if self.silent(rank_here) else max(base, min(_FIRST_OFFENCE * base, self.settings.startup))
 
     def base(self, reading: Reading) -> float:
         """Return how many seconds a step may take, by its measured duration."""
@@ -140,10 +140,10 @@ class RankDurations:
             self.repeats, _MOST_GROWTH
         )
 
-    def age(self, sight: Sight) -> float:
+    def age(self, rank_here: ObservedRank) -> float:
         """Return for how many seconds a rank has kept others waiting; for a waiting rank, the time without a beat."""
-        reading = sight.reading
-        return self.awake(reading, reading.beat if self.by_beat(sight) else self.began(reading))
+        reading = rank_here.reading
+        return self.awake(reading, reading.beat if self.by_beat(rank_here) else self.began(reading))
 
     def began(self, reading: Reading) -> float:
         """Return the time from which the deadline counts: its start, or the last progress of a rank that stopped."""
@@ -162,40 +162,40 @@ class RankDurations:
         """Whether the rank computes and its main thread uses the CPU. It may evaluate or compile, or loop forever."""
         return self.calm(reading) and self.quiet(reading) < _PROGRESS_SHARE * self.base(reading)
 
-    def busy(self, sight: Sight) -> bool:
+    def busy(self, rank_here: ObservedRank) -> bool:
         """Whether the rank progresses, but takes longer than a step. Other ranks may wait for it, as in a barrier."""
-        reading = sight.reading
+        reading = rank_here.reading
         taken = self.awake(reading, reading.since)
-        return self.progresses(reading) and taken >= TOLD_SHARE * self.base(reading)
+        return self.progresses(reading) and taken >= REPORT_SHARE * self.base(reading)
 
-    def awaits_busy(self, sight: Sight) -> bool:
+    def awaits_busy(self, rank_here: ObservedRank) -> bool:
         """Whether the rank may wait for a busy rank in a collective of the script, and does not use its CPU."""
-        if not self.calm(sight.reading) or self.busy(sight):
+        if not self.calm(rank_here.reading) or self.busy(rank_here):
             return False
-        here = (*self.seen.sights, *(absent_rank.sight for absent_rank in self.seen.absent))
-        return any(map(self.busy, here)) or any(stall.progresses for stall in self.seen.elsewhere.stalls)
+        here = (*self.seen.ranks_here, *(absent_rank.rank_here for absent_rank in self.seen.absent))
+        return any(map(self.busy, here)) or any(stall.progresses for stall in self.seen.remote.stalls)
 
     def awake(self, reading: Reading, since: float) -> float:
         """Return the seconds that count for a rank. Starvation of the launcher and of the rank is subtracted once."""
         lost = max(self.pauses.lost(since, self.now), self.starvation.seconds(reading.pid, since))
         return max(0.0, self.now - since - lost)
 
-    def by_beat(self, sight: Sight) -> bool:
+    def by_beat(self, rank_here: ObservedRank) -> bool:
         """Whether the rank only has to show signs of life."""
-        activity = sight.reading.activity
-        return activity.waiting or (activity is Activity.APPLY and self.silent(sight))
+        activity = rank_here.reading.activity
+        return activity.waiting or (activity is Activity.APPLY and self.silent(rank_here))
 
-    def silent(self, sight: Sight) -> bool:
+    def silent(self, rank_here: ObservedRank) -> bool:
         """Whether the rank shows no sign of life."""
-        return self.awake(sight.reading, sight.reading.beat) > LEAST_SECONDS
+        return self.awake(rank_here.reading, rank_here.reading.beat) > LEAST_SECONDS
 
     def stopped(self, reading: Reading) -> bool:
         """Whether the process may be stopped. Such a rank does not count as waiting."""
         return self.awake(reading, reading.beat) > _LATE_BEAT_SECONDS
 
-    def patient(self, limit: float) -> float:
+    def with_long_limit(self, limit: float) -> float:
         """Return the longer deadline that applies if a verdict would leave no rank with its state."""
-        return max(limit, min(limit * _NO_HURRY, self.settings.startup))
+        return max(limit, min(limit * _PATIENT_FACTOR, self.settings.startup))
 
     def reported_seconds(self, stall: Stall) -> float:
         """Return for how many seconds a remote rank has been at its activity."""

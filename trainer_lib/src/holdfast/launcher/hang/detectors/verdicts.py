@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.launcher.hang.detectors.observation import HangVerdict, Sight
+from holdfast.launcher.hang.detectors.observation import HangVerdict, ObservedRank
 from holdfast.launcher.hang.detectors.rank_durations import RankDurations
 from holdfast.telemetry.activity import Activity
 
@@ -16,10 +16,12 @@ _AWAITED: Final = {
 }
 
 
-def blame(ranks: RankDurations, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> HangVerdict:
+def blame(
+    ranks: RankDurations, rank_here: ObservedRank, spent: tuple[float, float], did: str, waits: str
+) -> HangVerdict:
     """Return the verdict on one local rank."""
-    place = (sight.rank, sight.reading.activity, sight.reading.step)
-    return verdict(ranks, place, spent, did, waits, slot=sight.slot)
+    place = (rank_here.rank, rank_here.reading.activity, rank_here.reading.step)
+    return verdict(ranks, place, spent, did, waits, slot=rank_here.slot)
 
 
 def verdict(

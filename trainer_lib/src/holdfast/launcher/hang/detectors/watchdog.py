@@ -10,7 +10,7 @@ from holdfast.launcher.hang.cpu_starvation import Starvation
 from holdfast.launcher.hang.detectors.absent_ranks import absent_ranks
 from holdfast.launcher.hang.detectors.first_offences import FirstOffences
 from holdfast.launcher.hang.detectors.mismatched import mismatched
-from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, Sight, Waits
+from holdfast.launcher.hang.detectors.observation import HangSettings, HangVerdict, Observed, ObservedRank, Waits
 from holdfast.launcher.hang.detectors.overdue import overdue
 from holdfast.launcher.hang.detectors.pace import Pace, Pauses
 from holdfast.launcher.hang.detectors.rank_durations import NEVER, RankDurations
@@ -33,7 +33,7 @@ class Watchdog:
         self._offences = FirstOffences()
         self.warnings: tuple[str, ...] = ()  # of the last look
         self._reported = ReportedSeconds()
-        self._told: dict[tuple[int, Activity, float, bool, bool], Stall] = {}
+        self._reported_stalls: dict[tuple[int, Activity, float, bool, bool], Stall] = {}
         self._step = -1
         self._hung_at = -1
         self._hung_in: AttemptId | None = None
@@ -46,14 +46,16 @@ class Watchdog:
         self._starvation.note(seen.cpu_waits, now)
         self._progress.note(seen.cpu_runs, now)
         self._pace.note(seen, now)
-        self._reported.note(seen.elsewhere.stalls, now)
-        readings = [sight.reading for sight in seen.sights] + [absent_rank.reading for absent_rank in seen.absent]
+        self._reported.note(seen.remote.stalls, now)
+        readings = [rank_here.reading for rank_here in seen.ranks_here] + [
+            absent_rank.reading for absent_rank in seen.absent
+        ]
         self._step = max((reading.step for reading in readings), default=-1)
         if self._step > self._hung_at:
             self._repeats = 0
         if not self.settings.enabled:
             return ()
-        ranks = self._look(seen, now)
+        ranks = self._observe(seen, now)
         self.warnings = self._offences.note(ranks)
         for detect in _DETECTORS:
             if verdicts := detect(ranks):
@@ -62,7 +64,7 @@ class Watchdog:
                 return verdicts
         return ()
 
-    def _look(self, seen: Observed, now: float) -> RankDurations:
+    def _observe(self, seen: Observed, now: float) -> RankDurations:
         return RankDurations(
             seen=seen,
             now=now,
@@ -77,7 +79,7 @@ class Watchdog:
             pause=self._offences.pause,
         )
 
-    def hung_elsewhere(self, attempt_id: AttemptId) -> None:
+    def remote_hang(self, attempt_id: AttemptId) -> None:
         """Another launcher reported a hang of its rank in this attempt.
 
         A further hang of any rank before the next step counts as a repetition. Several hangs in one attempt count as
@@ -94,19 +96,19 @@ class Watchdog:
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
         """Return the long activities of local ranks for other launchers; unchanged while the activities last."""
         told: dict[tuple[int, Activity, float, bool, bool], Stall] = {}
-        ranks = self._look(seen, now)
-        for sight in seen.sights if self.settings.enabled else ():
-            reading = sight.reading
-            key = (sight.slot, reading.activity, reading.since, ranks.stopped(reading), ranks.busy(sight))
-            known = self._told.get(key)
-            stall = known if known and known.attempt_id == seen.attempt_id else _worth_telling(ranks, sight)
+        ranks = self._observe(seen, now)
+        for rank_here in seen.ranks_here if self.settings.enabled else ():
+            reading = rank_here.reading
+            key = (rank_here.slot, reading.activity, reading.since, ranks.stopped(reading), ranks.busy(rank_here))
+            known = self._reported_stalls.get(key)
+            stall = known if known and known.attempt_id == seen.attempt_id else _reportable(ranks, rank_here)
             if stall is not None:
                 told[key] = stall
-        self._told = told
+        self._reported_stalls = told
         return tuple(told.values())
 
 
-def _worth_telling(ranks: RankDurations, sight: Sight) -> Stall | None:
-    if sight.reading.activity in NEVER:
+def _reportable(ranks: RankDurations, rank_here: ObservedRank) -> Stall | None:
+    if rank_here.reading.activity in NEVER:
         return None
-    return ranks.stall(sight) if ranks.worth_telling(sight) else None
+    return ranks.stall(rank_here) if ranks.worth_reporting(rank_here) else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from holdfast.core.protocol import Cause, ExitCode
+from holdfast.core.protocol import BAD_SAMPLES, Cause, ExitCode
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident
 from holdfast.launcher.membership.attempt_end.leaving import leave
 from holdfast.launcher.membership.document import Budget
@@ -23,7 +24,12 @@ def speaks(turn: Transition, attempt: Attempt) -> bool:
 
 def give_up_if_due(turn: Transition, incident: Incident, *, again: bool) -> None:
     failure = incident.failure
-    why = _forbidden(turn, failure) or _spent(turn, failure.cause) or (_made_again(turn, failure) if again else "")
+    why = (
+        _forbidden(turn, failure)
+        or _guarded(turn, failure)
+        or _spent(turn, failure.cause)
+        or (_made_again(turn, failure) if again else "")
+    )
     if why:
         message = f"{incident.failure.message}; {why}"
         incident = replace(incident, action=Remedy.FAIL)
@@ -35,6 +41,18 @@ def _forbidden(turn: Transition, failure: Failure) -> str:
     """Return why a restart rule of the job forbids another attempt; "" if none does."""
     rule = turn.rules.restart.match(failure)
     return f"rule {rule.name} has the action {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
+
+
+_FINAL: Final = {
+    str(Cause.NON_FINITE): "another attempt would meet the same numbers",
+    BAD_SAMPLES: "another attempt would meet the same samples",
+}
+"""Why an error of the guards fails the job, by its reason."""
+
+
+def _guarded(turn: Transition, failure: Failure) -> str:
+    """Return why an error of the guards fails the job; "" if there is none, or a restart rule covers it."""
+    return "" if turn.rules.restart.match(failure) is not None else _FINAL.get(failure.reason, "")
 
 
 def _made_again(turn: Transition, failure: Failure) -> str:

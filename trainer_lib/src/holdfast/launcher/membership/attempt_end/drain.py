@@ -31,7 +31,7 @@ def begin_drain(turn: Transition, event: DrainAsked) -> None:
 def _drain(turn: Transition, drain: Drain) -> None:
     turn.set(drain=drain, postponed=None)
     attempt = turn.attempt
-    if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
+    if attempt is not None and _has_uncommitted_step(attempt) and attempt.quiesce is None:
         turn.set_attempt(quiesce=Quiesce(id=drain.id, reason=drain.reason, until=drain.until))
         turn.do(QuiesceRanks(attempt_id=attempt.world.attempt_id, id=drain.id, reason=drain.reason, commit=True))
 
@@ -44,7 +44,7 @@ def postpone_drain(turn: Transition) -> None:
     others form the next world with it at once.
     """
     drain, attempt = turn.state.drain, turn.attempt
-    if drain is None or attempt is None or not (attempt.failures and would_stay(turn)):
+    if drain is None or attempt is None or not (attempt.failures and could_postpone(turn)):
         return
     root = min(attempt.failures, key=lambda failure: failure.rank_of_root)
     me = attempt.world.member(turn.state.me)
@@ -55,7 +55,7 @@ def postpone_drain(turn: Transition) -> None:
         turn.do(Note(phase=turn.state.phase, message=message))
 
 
-def would_stay(turn: Transition) -> bool:
+def could_postpone(turn: Transition) -> bool:
     """Whether a failure of the attempt would postpone the drain, so that this launcher could be in the next world."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or attempt is None or drain.cause is None or turn.state.leaving is not None:
@@ -64,7 +64,7 @@ def would_stay(turn: Transition) -> bool:
     return unfinished and turn.now + turn.rules.accept_deadline <= drain.until
 
 
-def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
+def attempt_ended_remotely(turn: Transition, incident: Incident | None) -> None:
     """Process the incident of a proposal, which may arrive before the sender's report that the attempt failed."""
     attempt = turn.attempt
     if (
@@ -77,20 +77,20 @@ def hear_of_the_end(turn: Transition, incident: Incident | None) -> None:
         postpone_drain(turn)
 
 
-def heed_postponed(turn: Transition) -> None:
+def resume_postponed_drain(turn: Transition) -> None:
     """Drain once the next attempt has made a step. Leave if it excludes this launcher, or the time is over."""
     drain, attempt = turn.state.postponed, turn.attempt
     if drain is None or turn.state.leaving is not None:
         return
     if attempt is None:
-        due = _trains_without_us(turn)
+        due = _excluded(turn)
     else:
-        due = attempt.done or attempt.quiesced_at is not None or _has_something_to_lose(attempt)
+        due = attempt.done or attempt.quiesced_at is not None or _has_uncommitted_step(attempt)
     if due or turn.now >= drain.until:
         _drain(turn, drain)
 
 
-def _trains_without_us(turn: Transition) -> bool:
+def _excluded(turn: Transition) -> bool:
     """Whether a membership or a training world without this worker exists, so that it need not stay."""
     me, membership, last = turn.state.me, turn.membership, turn.state.last
     if membership is not None and membership.member(me) is None:
@@ -99,7 +99,7 @@ def _trains_without_us(turn: Transition) -> bool:
     return any(me not in world.uids and (last is None or world.attempt_id > last) for world in worlds)
 
 
-def _has_something_to_lose(attempt: Attempt) -> bool:
+def _has_uncommitted_step(attempt: Attempt) -> bool:
     return attempt.step is not None and not attempt.failures and attempt.quiesced_at is None and not attempt.done
 
 
@@ -145,9 +145,9 @@ def settle_drain(turn: Transition) -> None:
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or turn.state.leaving is not None:
         return
-    waits = attempt is not None and (_has_something_to_lose(attempt) or attempt.done) and turn.now < drain.until
+    waits = attempt is not None and (_has_uncommitted_step(attempt) or attempt.done) and turn.now < drain.until
     # If only lost peers are known, wait for the settle time: a report of their failure may follow.
-    unsettled = attempt is not None and would_stay(turn) and _blind(attempt)
+    unsettled = attempt is not None and could_postpone(turn) and _blind(attempt)
     if not waits and not unsettled:
         _break_off(turn)
         cause = drain.cause

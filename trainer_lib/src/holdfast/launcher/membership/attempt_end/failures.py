@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.limits import backoff
-from holdfast.core.protocol import Cause
+from holdfast.core.protocol import OUT_OF_MEMORY_RETRIED, Cause
 from holdfast.launcher.membership.attempt_end.budgets import give_up_if_due, speaks
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
 from holdfast.launcher.membership.attempt_end.root_cause import root_cause, sent_away
@@ -12,7 +12,7 @@ from holdfast.launcher.membership.state import Attempt
 from holdfast.launcher.membership.transition import Transition
 
 MOVED_ON = "MemberMovedOn"
-_SENT_AWAY = "a worker of the attempt was asked to leave"
+_REMOVED = "a worker of the attempt was asked to leave"
 
 
 def settle_failures(turn: Transition) -> None:
@@ -30,7 +30,7 @@ def settle_failures(turn: Transition) -> None:
         return
     root = root_cause(turn, attempt)
     if root.priority is Priority.PEER_LOST and sent_away(turn, attempt.world):
-        close_attempt(turn, _SENT_AWAY)
+        close_attempt(turn, _REMOVED)
     elif _overtaken(attempt, root):
         _back_off(turn, attempt, root)
         close_attempt(turn, root.message)
@@ -56,7 +56,7 @@ def _not_entered(turn: Transition) -> Failure:
 
 def _end(turn: Transition, attempt: Attempt, root: Failure) -> None:
     attempt_id = attempt.world.attempt_id
-    again = attempt.step is None and _is_same_mistake(turn.state.failure, root)
+    again = attempt.step is None and _is_same_error(turn.state.failure, root)
     turn.set(failed=attempt_id, failure=root)
     _back_off(turn, attempt, root)
     incident = Incident(attempt_id=attempt_id, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
@@ -66,11 +66,13 @@ def _end(turn: Transition, attempt: Attempt, root: Failure) -> None:
         give_up_if_due(turn, incident, again=again)
 
 
-def _is_same_mistake(before: Failure | None, root: Failure) -> bool:
+def _is_same_error(before: Failure | None, root: Failure) -> bool:
     return before is not None and bool(root.mistake) and before.mistake == root.mistake
 
 
 def _back_off(turn: Transition, attempt: Attempt, root: Failure) -> None:
+    if root.reason == OUT_OF_MEMORY_RETRIED:  # each try needs less memory, and their number is small
+        return
     fruitless = turn.state.fruitless + 1 if attempt.step is None else 0
     blamed = root.cause in (Cause.APPLICATION, Cause.OOM)
     doublings = fruitless if blamed else fruitless - 1

@@ -57,12 +57,12 @@ def _count(turn: Transition, incident: Incident) -> None:
     turn.set(counted=state.counted | {attempt_id}, history=(*state.history, *new)[-REMEMBERED:])
 
 
-def know_better(turn: Transition, attempt_id: AttemptId, failure: Failure) -> None:
+def revise_incident(turn: Transition, attempt_id: AttemptId, failure: Failure) -> None:
     """Correct the cause of the last attempt's end: memory was exhausted, but launchers that lost a peer reported
     first."""
     state = turn.state
-    blind = state.failure is not None and state.failure.priority is Priority.PEER_LOST
-    if state.failed != attempt_id or not blind or failure.priority is not Priority.OOM:
+    peer_lost_over_oom = state.failure is not None and state.failure.priority is Priority.PEER_LOST
+    if state.failed != attempt_id or not peer_lost_over_oom or failure.priority is not Priority.OOM:
         return
     known = next((incident for incident in state.incidents if incident.attempt_id == attempt_id), None)
     if known is not None:

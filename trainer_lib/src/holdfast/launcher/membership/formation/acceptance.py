@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from holdfast.core.attempt import AttemptId, highest
 from holdfast.launcher.membership import quorum as rules
-from holdfast.launcher.membership.attempt_end.drain import hear_of_the_end
+from holdfast.launcher.membership.attempt_end.drain import attempt_ended_remotely
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
 from holdfast.launcher.membership.document import Member
 from holdfast.launcher.membership.events import QuiesceRanks
-from holdfast.launcher.membership.formation.proposal_answers import accepted_by, give_way
+from holdfast.launcher.membership.formation.proposal_answers import accepted_by, withdraw
 from holdfast.launcher.membership.messages import Accept, Propose, World
 from holdfast.launcher.membership.state import Attempt, Pending, Phase, Quiesce
 from holdfast.launcher.membership.transition import Transition
@@ -77,12 +77,12 @@ def consider(turn: Transition, sender: str, proposal: Propose) -> None:
         return
     if state.pending is not None and state.pending.world == world:
         return
-    hear_of_the_end(turn, proposal.incident)
+    attempt_ended_remotely(turn, proposal.incident)
     reason = _objection(turn, proposal)
     if reason is not None:
         turn.refuse(sender, world.attempt_id, reason)
         if sender == state.me:
-            give_way(turn, turn.rules.resend)
+            withdraw(turn, turn.rules.resend)
         return
     turn.set(pending=Pending(world=world, incident=proposal.incident))
     if _must_finish(turn, proposal):

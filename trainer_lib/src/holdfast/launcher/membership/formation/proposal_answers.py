@@ -12,10 +12,10 @@ from holdfast.launcher.membership.messages import Master, Propose, Refuse, Start
 from holdfast.launcher.membership.state import Attempt, Proposal
 from holdfast.launcher.membership.transition import Transition
 
-PATIENCE = 3
+MAX_REFUSALS = 3
 
 
-def say(turn: Transition, uids: Iterable[str]) -> None:
+def send_proposal(turn: Transition, uids: Iterable[str]) -> None:
     proposal = turn.state.proposal
     if proposal is not None:
         message = Propose(world=proposal.world, started=turn.started(), incident=proposal.incident)
@@ -35,20 +35,20 @@ def pursue(turn: Transition) -> None:
         or turn.state.drain is not None
         or any(turn.on_its_way_out(uid) and not turn.stays(uid) for uid in uids)
     ):
-        give_way(turn, 0.0)
+        withdraw(turn, 0.0)
     elif proposal.accepted >= uids and proposal.master is not None:
         _start(turn, proposal, proposal.master)
     elif turn.now >= proposal.until:
         for uid in uids - proposal.accepted - {turn.state.me}:
             peer = turn.state.peers[uid]
             turn.set_peer(uid, replace(peer, muted_until=turn.now + turn.rules.never_accepted_wait))
-        give_way(turn, 0.0)
+        withdraw(turn, 0.0)
     elif turn.now >= proposal.sent + turn.rules.resend:
         turn.set(proposal=replace(proposal, sent=turn.now))
-        say(turn, uids - proposal.accepted)
+        send_proposal(turn, uids - proposal.accepted)
 
 
-def give_way(turn: Transition, pause: float) -> None:
+def withdraw(turn: Transition, pause: float) -> None:
     """Drop the proposal. A higher index waits longer, so that two proposers do not block each other."""
     place = sum(1 for member in turn.usable_members() if member.pod_uid != turn.state.me and _before(turn, member))
     turn.set(proposal=None, retry_at=turn.now + pause * (1 + place))
@@ -102,9 +102,9 @@ def refused_by(turn: Transition, sender: str, refusal: Refuse) -> None:
         return
     overtaken = refusal.highest is not None and refusal.highest >= refusal.attempt_id
     refusals = 0 if overtaken else peer.refusals + 1
-    mute = turn.now + turn.rules.never_accepted_wait if refusals >= PATIENCE else peer.muted_until
-    turn.set_peer(sender, replace(peer, refusals=refusals % PATIENCE, muted_until=mute))
-    give_way(turn, turn.rules.resend)
+    mute = turn.now + turn.rules.never_accepted_wait if refusals >= MAX_REFUSALS else peer.muted_until
+    turn.set_peer(sender, replace(peer, refusals=refusals % MAX_REFUSALS, muted_until=mute))
+    withdraw(turn, turn.rules.resend)
 
 
 def enter(turn: Transition, start: Start) -> None:

@@ -17,7 +17,7 @@ from holdfast.launcher.membership.formation.acceptance import (
     known_to_have_failed,
     uids_of,
 )
-from holdfast.launcher.membership.formation.proposal_answers import say
+from holdfast.launcher.membership.formation.proposal_answers import send_proposal
 from holdfast.launcher.membership.messages import Incident, Priority, Propose, Remedy, World
 from holdfast.launcher.membership.state import Phase, Proposal
 from holdfast.launcher.membership.transition import Transition
@@ -57,17 +57,17 @@ def _grow(turn: Transition, membership: Membership, running: World) -> Waiting:
         return waiting
     usable = turn.usable_members()
     keep = [member for member in usable if member.pod_uid in running.uids]
-    if {m.pod_uid for m in keep} != running.uids or not _my_turn(turn, membership, usable):
+    if {m.pod_uid for m in keep} != running.uids or not _is_proposer(turn, membership, usable):
         return waiting
     newcomers = [member for member in usable if member.pod_uid not in running.uids and _settled(turn, member)]
     newcomers = [member for member in newcomers if _prepared(turn, member)]
-    together = tuple(member for member in usable if member in keep or member in newcomers)
-    if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
+    joined = tuple(member for member in usable if member in keep or member in newcomers)
+    if not newcomers or turn.now < turn.state.retry_at or _should_wait(turn, membership, joined):
         return waiting
     if turn.state.saving:  # a rank may not leave before its deadline while it writes, and would lose its state
         return waiting
     chosen = _in_steps(membership, keep, newcomers)
-    if len(chosen) <= len(keep) or not all(_has_heard(turn, membership, member) for member in chosen):
+    if len(chosen) <= len(keep) or not all(_has_report_of(turn, membership, member) for member in chosen):
         return waiting
     refused = _try(turn, membership, chosen, None, turn.rules.checkpoint_deadline)
     return refused or (Phase.FORMING, f"grows from {len(keep)} to {len(chosen)} workers")
@@ -85,14 +85,14 @@ def _form(turn: Transition, membership: Membership) -> Waiting:
     verdict = rules.may_be(membership, uids_of(chosen), turn.started(), turn.weakened)
     if not verdict.ok:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
-    if _first_attempt(turn, membership) and _worth_waiting(turn, membership, usable):
+    if _first_attempt(turn, membership) and _should_wait(turn, membership, usable):
         return Phase.FORMING, f"{len(usable)} of {len(membership.members)} workers are ready; waits for the others"
     if _replacement_may_come(turn, membership, chosen):
         wait = membership.rules.shrink_after
         return Phase.FORMING, f"{len(chosen)} workers wait up to {wait:.0f} s for a replacement (shrinkAfterSeconds)"
-    if turn.now < turn.state.retry_at or not _my_turn(turn, membership, order):
+    if turn.now < turn.state.retry_at or not _is_proposer(turn, membership, order):
         return Phase.FORMING, f"waits for a proposal of {order[0].pod or order[0].pod_uid}"
-    refused = _try(turn, membership, chosen, _what_ended_it(turn), 0.0)
+    refused = _try(turn, membership, chosen, _cause_of_end(turn), 0.0)
     return refused or (Phase.FORMING, f"proposes a world of {len(chosen)}")
 
 
@@ -119,15 +119,15 @@ def _may_start(turn: Transition, membership: Membership) -> bool:
     return state.idle_since is not None and turn.now < state.idle_since + membership.rules.accept_deadline
 
 
-def _my_turn(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
+def _is_proposer(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
     """Whether this launcher proposes: the lowest live index, or a later one after a long time without a proposal."""
     order = [member.pod_uid for member in usable]
     if turn.state.me not in order:
         return False
     place = order.index(turn.state.me)
     idle = 0.0 if turn.state.idle_since is None else turn.now - turn.state.idle_since
-    patience = membership.rules.shrink_after + place * membership.rules.never_accepted_wait
-    return place == 0 or (turn.attempt is None and idle > patience)
+    wait_seconds = membership.rules.shrink_after + place * membership.rules.never_accepted_wait
+    return place == 0 or (turn.attempt is None and idle > wait_seconds)
 
 
 def _replacement_may_come(turn: Transition, membership: Membership, chosen: tuple[Member, ...]) -> bool:
@@ -146,7 +146,7 @@ def _first_attempt(turn: Transition, membership: Membership) -> bool:
     return top is None or top.generation < membership.generation
 
 
-def _worth_waiting(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
+def _should_wait(turn: Transition, membership: Membership, usable: tuple[Member, ...]) -> bool:
     """Whether a member may still arrive: it is not proved gone, and was not connected and lost."""
     if turn.now >= turn.state.seen_at + membership.rules.first_attempt_wait:
         return False
@@ -159,7 +159,7 @@ def _seen_and_lost(turn: Transition, uid: str) -> bool:
     return peer is not None and ((peer.met and not peer.up) or peer.muted_until > turn.now)
 
 
-def _has_heard(turn: Transition, membership: Membership, member: Member) -> bool:
+def _has_report_of(turn: Transition, membership: Membership, member: Member) -> bool:
     """Whether a member has the generation. Otherwise it would refuse the world after the others have stopped."""
     hello = turn.hello(member.pod_uid)
     return member.pod_uid == turn.state.me or (
@@ -185,11 +185,11 @@ def _prepared(turn: Transition, member: Member) -> bool:
 
 def _in_steps(membership: Membership, keep: list[Member], newcomers: list[Member]) -> tuple[Member, ...]:
     size = len(keep) + len(newcomers)
-    room = size - size % membership.rules.replica_step - len(keep)
-    return tuple(sorted([*keep, *newcomers[: max(room, 0)]]))
+    capacity = size - size % membership.rules.replica_step - len(keep)
+    return tuple(sorted([*keep, *newcomers[: max(capacity, 0)]]))
 
 
-def _what_ended_it(turn: Transition) -> Incident | None:
+def _cause_of_end(turn: Transition) -> Incident | None:
     """Return the incident that ended the last started world; None if that world ended by agreement."""
     last = turn.started()
     own = next((incident for incident in turn.state.incidents if incident.attempt_id == last), None)
@@ -209,7 +209,11 @@ def _what_ended_it(turn: Transition) -> Incident | None:
 
 
 def _try(
-    turn: Transition, membership: Membership, chosen: tuple[Member, ...], incident: Incident | None, patience: float
+    turn: Transition,
+    membership: Membership,
+    chosen: tuple[Member, ...],
+    incident: Incident | None,
+    wait_seconds: float,
 ) -> Waiting | None:
     """Propose this world, and return None. If a rule forbids it, return the reason."""
     verdict = rules.may_be(membership, uids_of(chosen), turn.started(), turn.weakened)
@@ -232,7 +236,7 @@ def _try(
             incident=incident,
             since=turn.now,
             sent=turn.now,
-            until=turn.now + membership.rules.accept_deadline + patience,
+            until=turn.now + membership.rules.accept_deadline + wait_seconds,
         )
     )
     turn.do(
@@ -240,7 +244,7 @@ def _try(
             attempt_id=world.attempt_id, beside=turn.attempt.world.attempt_id if turn.attempt is not None else None
         )
     )
-    say(turn, world.uids)
+    send_proposal(turn, world.uids)
     consider(turn, turn.state.me, Propose(world=world, started=turn.started(), incident=incident))
     return None
 
