@@ -118,6 +118,19 @@ def test_replaced_rank_gives_bits_of_an_undisturbed_run(
     assert {message["source"] for slot in world for message in sharded.of(slot, "restored")[-1:]} == {"memory"}
 
 
+def test_rank_out_of_memory_in_backward_costs_no_process_and_no_bit(sharded: Any, tmp_path: Path) -> None:
+    """The other ranks wait in collectives of backward. All repeat the step with their shards in memory."""
+    sharded.start(4, tmp_path / "undisturbed", "--steps", str(STEPS))
+    expected = ended(sharded, *range(4))
+    sharded.start(4, tmp_path / "tier", "--steps", str(STEPS), "--faults", "memory:3:3")
+    sharded.wait("the end of the attempt", lambda: _left(sharded, 3, 1))
+    sharded.leave(1, 0, 1, 2)
+    sharded.wait("all to leave", lambda: all(_left(sharded, slot, 1) for slot in range(4)))
+    sharded.form(2, list(range(4)))
+    assert ended(sharded, *range(4)) == expected
+    assert [sharded.of(slot, "restored")[-1]["source"] for slot in range(4)] == ["memory"] * 4
+
+
 def test_non_finite_shard_ends_all_ranks_and_is_not_saved(sharded: Any, tmp_path: Path) -> None:
     sharded.start(2, tmp_path / "tier", "--steps", str(STEPS), "--faults", "poison:0:3")
     assert sharded.finish() == [1, 1], sharded.output()

@@ -34,9 +34,10 @@ def die() -> None:
 
 
 def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> None:
-    """Parse `point:slot:step`, separated by commas: die there after that step, or corrupt the weights of this
-    rank."""
+    """Parse `point:slot:step`, separated by commas: die there after that step, corrupt the weights of this rank, or
+    be out of GPU memory once."""
     slot = os.environ["HOLDFAST_SLOT"]
+    filled: list[int] = []
     for point, step in (fault.split(":")[::2] for fault in faults.split(",") if fault.split(":")[1:2] == [slot]):
 
         def fall(*_: object, at: int = int(step)) -> None:
@@ -46,6 +47,11 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
         def poison(*_: object, at: int = int(step)) -> None:
             if job.committed_step == at + 1:
                 model[0].weight.to_local().data[0] = torch.nan
+
+        def fill(*_: object, at: int = int(step)) -> None:
+            if job.committed_step == at and at not in filled:
+                filled.append(at)
+                raise torch.OutOfMemoryError("CUDA out of memory")
 
         def sleep(*_: object, at: int = int(step)) -> None:
             if job.committed_step == at:
@@ -57,6 +63,8 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
             model[2].register_forward_pre_hook(fall)
         elif point == "backward":
             model[2].register_full_backward_hook(fall)
+        elif point == "memory":
+            model[2].register_full_backward_hook(fill)
         elif point == "vote":
             before = stepper.step_commit.voted
 

@@ -103,10 +103,12 @@ class Sharding:
             torch_internals.hold_rows(one, *rows(torch_internals.whole_length(one), self.size, shard))
 
     def reset(self) -> None:
-        """Reset an interrupted step: free gathered parameters, and expect no backward."""
+        """Reset an interrupted step: free gathered parameters and their gradients, and expect no backward."""
         self._used.clear()
         for module in self._roots():
             module.reset_iter_state()
+        for one in self._fsdp_parameters():
+            torch_internals.drop_gathered_gradient(one)
 
     def start_over(self, group: Group) -> None:
         """Take this rank's rows of rank 0's weights."""

@@ -81,6 +81,14 @@ def gathered(parameter: Any) -> Any:
     return getattr(parameter, "_unsharded_param", None)
 
 
+def drop_gathered_gradient(parameter: Any) -> None:
+    """Drop the gradient that an interrupted backward left on a gathered parameter. `reset_iter_state` keeps it."""
+    whole = gathered(parameter)
+    if whole is not None:
+        whole.grad = None
+    parameter.unsharded_accumulated_grad = None
+
+
 def whole_length(parameter: Any) -> int:
     """Return the number of rows of a parameter before sharding."""
     return int(parameter._orig_size[0])
