@@ -50,7 +50,7 @@ def test_higher_priority_displaces_a_job_that_returns_afterwards(
         patient.wait("the end of what was told of it", lambda: _resumed(patient), timeout=60)
 
         assert urgent.view.incidents_by_cause == {}
-        assert set(patient.view.incidents_by_cause) == {"Interruption"}
+        assert set(patient.view.incidents_by_cause) == {"Interruption"}, patient.view.incidents
         told = patient.view.incidents
         assert [incident.lost_steps for incident in told] == [0] * len(told), told
         reasons = cluster.kubectl("-n", namespace, "get", "events", "-o", "jsonpath={.items[*].reason}").split()
