@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim import Make, Sim
+
+from holdfast_operator.api.times import format_time
 
 
 def test_the_newest_ten_incidents_are_kept_and_counted_once(trained: Sim) -> None:
@@ -39,3 +43,19 @@ def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make)
     assert sim.status.summary == "ApplicationBudgetExceeded"
     assert sim.status.incident_count == 4
     assert len(sim.created_names) == 12
+
+
+def test_later_report_adds_what_the_first_one_lacks_and_changes_nothing_else(trained: Sim) -> None:
+    def tell(**known: Any) -> None:
+        told = {"cause": "Application", "action": "InPlace", "reason": "Exception", "message": "boom", "pod": None}
+        at = {"generation": 1, "attempt": 1, "detectedTime": format_time(trained.now)}
+        trained.incidents[(1, 1)] = {**told, **at, "rank": None, "node": None, "lostSteps": None, **known}
+        trained.report()
+        trained.settle()
+
+    tell()
+    assert [(one.node, one.rank, one.lost_steps) for one in trained.status.incidents] == [(None, None, None)]
+    tell(node="node-2", rank=1, lostSteps=3)
+    assert [(one.node, one.rank, one.lost_steps) for one in trained.status.incidents] == [("node-2", 1, 3)]
+    tell(node="node-3", rank=2, lostSteps=4)
+    assert [(one.node, one.rank, one.lost_steps) for one in trained.status.incidents] == [("node-2", 1, 3)]
