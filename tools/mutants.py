@@ -38,6 +38,7 @@ SUITES: Final = {
     ),
     f"{LIBRARY}/checkpoint/restore": (
         "tests/holdfast/checkpoint/restore",
+        "tests/holdfast/checkpoint/saving",
         "tests/holdfast/checkpoint/test_manager.py",
     ),
     f"{LIBRARY}/training/protocol": ("tests/holdfast/training/protocol", "tests/holdfast/model/test_step_machine.py"),
