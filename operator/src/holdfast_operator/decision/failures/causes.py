@@ -15,6 +15,7 @@ from holdfast_operator.decision.reporting import messages
 from holdfast_operator.views import Exit, NodeView, PodView
 
 TAINT_MANAGER = "DeletionByTaintManager"
+PREEMPTION = "PreemptionByScheduler"
 
 # The kubelet's reason for refusing a pod → what to do.
 _HELPS = {
@@ -52,7 +53,8 @@ def _cut_off(pod: PodView, node: NodeView | None) -> bool:
 
 def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> ExitCause:
     """Return the cause for a pod that another client deletes, or whose object is gone."""
-    if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
+    preempted = pod.disruption == PREEMPTION  # the scheduler wants the node, so it is not lost
+    if pod.bound and not preempted and (node_dead(node, now) or _cut_off(pod, node)):
         message = messages.workers.node_lost(pod.name, pod.node)
         return ExitCause(Cause.INFRASTRUCTURE, FailureReason.NODE_LOST, message)
     if pod.disruption:
@@ -78,7 +80,7 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
         # This holds for any exit code that SIGTERM caused: the next pod would be evicted as well.
         message = messages.workers.pod_evicted(pod.name, pod.node, pod.failure)
         return ExitCause(Cause.APPLICATION, FailureReason.EVICTED, message)
-    if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
+    if pod.leaving and (not launched or ended is None or _ended_by_departure(pod, ended)):
         return of_departure(pod, node, now)
     if ended is None and pod.unprepared:
         message = messages.workers.init_container_failed(pod.name, pod.unprepared)
@@ -88,6 +90,16 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
     if launched and ended.code == c.EXIT_LEFT:
         return ExitCause(Cause.INTERRUPTION, FailureReason.DRAINED_ON_REQUEST, messages.workers.drained(pod.name))
     return _of_code(pod, ended, launched=launched)
+
+
+def _ended_by_departure(pod: PodView, ended: Exit) -> bool:
+    """Return whether the container ended because its pod was asked to leave.
+
+    An unknown exit status says only that the node was down then. A taint may have deleted the pod for that.
+    """
+    if ended.unseen:
+        return pod.disruption != TAINT_MANAGER
+    return ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)
 
 
 def _refusal(pod: PodView) -> str:
