@@ -1,8 +1,7 @@
 """The interface for training scripts: `job = holdfast.init()`, and the loop over `job.batches` with `job.step`.
 
 A step is applied by all ranks or by none. When a peer is lost, the current call of the script enters the next world
-and returns a `StepResult` with reason `Retried`. The same samples are then repeated, divided over the remaining
-ranks.
+and returns a `StepResult` with reason `Retried`. The remaining ranks then repeat the same samples.
 """
 
 from __future__ import annotations
@@ -180,10 +179,9 @@ class Job:
     ) -> None:
         """Restore the newest valid state, if there is one, and save these objects from now on.
 
-        `elasticity` sets how batch and learning rate follow the world size; by default they do not. `scaler` is a
-        `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer with it. `group_norms` requests the
-        gradient norm of each parameter group. Other objects with `state_dict` and `load_state_dict` may have any
-        names.
+        `elasticity` sets how batch and learning rate follow the world size; by default they do not. `job.step` scales
+        the loss and steps the optimizer with `scaler`, a `torch.amp.GradScaler`. `group_norms` requests the norm of
+        each parameter group. Other objects with `state_dict` and `load_state_dict` may have any names.
         """
         if self._entry is not None:
             raise UsageError("job.manage() was called twice: pass all objects in one call")

@@ -18,7 +18,6 @@ from holdfast_operator.api.reasons import (
     WITH_BACKOFF,
     Cause,
     FailureReason,
-    JobReason,
     LauncherReason,
     StartupReason,
     WorkerReason,
@@ -26,8 +25,7 @@ from holdfast_operator.api.reasons import (
 from holdfast_operator.api.status import Incident, Phase, Worker, reason_word, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import causes, evidence, oom
-from holdfast_operator.decision.failures.record_incident import judged_anew, record
-from holdfast_operator.decision.plan import RecoveryMetric
+from holdfast_operator.decision.failures.record_incident import judged_anew, record, updated
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.reporting.progress import newest_progress
 from holdfast_operator.views import Report, ReportedIncident
@@ -137,7 +135,7 @@ def _take_report(draft: PlanDraft, report: ReportedIncident) -> PlanDraft:
             changed = replace(
                 symptom, attempt_id=report.attempt_id, resumed=None, lost_steps=None, restored_from=None
             )
-            return _fill_in(_replace_incident(draft, symptom, changed), changed, report)
+            return _fill_in(updated(draft, symptom, changed), changed, report)
         case _Pending():
             return draft.requeue_in(c.POLL_OPEN)
         case _New(incident, worker):
@@ -231,34 +229,14 @@ def _fill_in(draft: PlanDraft, known: Incident, report: ReportedIncident) -> Pla
         rank=known.rank if known.rank is not None else report.rank,
         node=known.node or report.node,
     )
-    return _replace_incident(draft, known, changed)
+    return updated(draft, known, changed)
 
 
 def _extend(draft: PlanDraft, known: Incident, report: ReportedIncident) -> PlanDraft:
     """Extend an incident that began with another attempt: it is the same failure until training resumes."""
     lost = [steps for steps in (known.lost_steps, report.lost_steps) if steps is not None]
     later = max(filter(None, (known.resumed, report.resumed)), default=None)
-    return _replace_incident(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
-
-
-def _replace_incident(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft:
-    if changed == known:
-        return draft
-    kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
-    draft = draft.with_status(incidents=kept)
-    if known.resumed is None and changed.resumed is not None:
-        seconds = (changed.resumed - changed.detected).total_seconds()
-        recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
-        draft = replace(draft, recovered=(*draft.recovered, recovered))
-        message = messages.recovery.resumed(
-            seconds,
-            changed.reason,
-            launched=draft.spec.launched,
-            lost_steps=changed.lost_steps,
-            origin=changed.restored_from or "",
-        )
-        draft = draft.with_event(JobReason.TRAINING_RESUMED, message)
-    return draft
+    return updated(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
 
 
 def _count_worker(draft: PlanDraft, worker: Worker) -> PlanDraft:
@@ -414,7 +392,7 @@ def _close_recovered(draft: PlanDraft) -> PlanDraft:
             continue
         later = _first_completed_step(draft, incident)
         if later is not None:
-            draft = _replace_incident(draft, incident, _closed_by_progress(draft, incident, *later))
+            draft = updated(draft, incident, _closed_by_progress(draft, incident, *later))
     return draft
 
 

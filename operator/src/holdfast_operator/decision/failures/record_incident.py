@@ -9,7 +9,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import SYMPTOMS, WITH_BACKOFF, Basis, Cause, LauncherReason, RecoveryAction
+from holdfast_operator.api.reasons import (
+    SYMPTOMS,
+    WITH_BACKOFF,
+    Basis,
+    Cause,
+    JobReason,
+    LauncherReason,
+    RecoveryAction,
+)
 from holdfast_operator.api.status import Incident, IncidentCount, Worker, say
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures import recovery_decision as decisions
@@ -18,7 +26,8 @@ from holdfast_operator.decision.failures.carry_out import carry_out
 from holdfast_operator.decision.failures.evidence import FailureEvidence
 from holdfast_operator.decision.failures.recovery_decision import Decision
 from holdfast_operator.decision.failures.repeat_offenders import offended
-from holdfast_operator.decision.plan import DecisionMetric
+from holdfast_operator.decision.plan import DecisionMetric, RecoveryMetric
+from holdfast_operator.decision.reporting import messages
 
 
 def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker: Worker | None) -> PlanDraft:
@@ -33,6 +42,27 @@ def record(draft: PlanDraft, incident: Incident, facts: FailureEvidence, worker:
     draft = draft.with_event(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
     draft = announced(draft, incident, decision)
     return offended(carry_out(draft, incident, decision, worker), incident, worker)
+
+
+def updated(draft: PlanDraft, known: Incident, changed: Incident) -> PlanDraft:
+    """Put a changed incident into the list. Report it when training has resumed after it."""
+    if changed == known:
+        return draft
+    kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
+    draft = draft.with_status(incidents=kept)
+    if known.resumed is None and changed.resumed is not None:
+        seconds = (changed.resumed - changed.detected).total_seconds()
+        recovered = RecoveryMetric(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
+        draft = replace(draft, recovered=(*draft.recovered, recovered))
+        message = messages.recovery.resumed(
+            seconds,
+            changed.reason,
+            launched=draft.spec.launched,
+            lost_steps=changed.lost_steps,
+            origin=changed.restored_from or "",
+        )
+        draft = draft.with_event(JobReason.TRAINING_RESUMED, message)
+    return draft
 
 
 def _listed(draft: PlanDraft, incident: Incident) -> PlanDraft:
