@@ -12,11 +12,12 @@ from holdfast import __version__
 from holdfast.cli.chaos.options import parse_chaos
 from holdfast.cli.run_options import DEMO_HELP, parse, parser
 from holdfast.cli.support.arguments import Parser
-from holdfast.core import linux, torch_version
+from holdfast.core import linux
 from holdfast.core.environment import Environment, process_environment, read_environment
 from holdfast.core.errors import HoldfastError, UsageError
 from holdfast.core.protocol import PROTOCOL_VERSION, ExitCode
 from holdfast.launcher.options import RunOptions
+from holdfast.training import torch_version
 
 _SUPERVISES = frozenset({"run", "demo", "chaos", "resume-check"})
 

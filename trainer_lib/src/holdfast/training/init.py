@@ -16,7 +16,6 @@ import torch
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
 from holdfast.checkpoint.manager import CheckpointManager
-from holdfast.core import torch_version
 from holdfast.core.attempt import Claim
 from holdfast.core.environment import Environment, read_environment
 from holdfast.core.errors import LaunchError
@@ -27,7 +26,7 @@ from holdfast.fault_injection.injector import listener as chaos_listener
 from holdfast.telemetry.activity import Activity, Meter
 from holdfast.telemetry.activity_page import open_board
 from holdfast.telemetry.rank_time import Ledger
-from holdfast.training import determinism
+from holdfast.training import determinism, torch_version
 from holdfast.training.checkpointing.pinned_memory import PinnedMemory
 from holdfast.training.guards.settings import Guards
 from holdfast.training.job import Job

@@ -17,11 +17,11 @@ import torch.distributed
 
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.state.flatten import Stateful, check_savable, flatten
-from holdfast.core import torch_version
 from holdfast.core.errors import CheckpointError, PeerLostError, StateError, UsageError
 from holdfast.fault_injection.injector import before_read
 from holdfast.telemetry.activity import Meter
 from holdfast.telemetry.rank_time import Ledger
+from holdfast.training import torch_version
 from holdfast.training.checkpointing.hooks import CheckpointHooks
 from holdfast.training.checkpointing.scheduler import CheckpointScheduler
 from holdfast.training.data import AuditResult, Position, expected_audit

@@ -36,7 +36,7 @@ from holdfast.checkpoint.state.dtypes import torch_dtype
 from holdfast.checkpoint.state.unflatten import unflatten
 from holdfast.checkpoint.stores.base import open_file
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError, HoldfastError
-from holdfast.core.gc_pause import uncollected
+from holdfast.core.interpreter import uncollected
 from holdfast.core.paths import local_path
 
 

@@ -28,7 +28,7 @@ from holdfast.checkpoint.format.records import (
 )
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CorruptCheckpointError, UnknownFormatError
-from holdfast.core.gc_pause import uncollected
+from holdfast.core.interpreter import uncollected
 
 FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1

@@ -23,7 +23,7 @@ from holdfast.checkpoint.restore.fault_check import Fault, Outcome, Part
 from holdfast.checkpoint.restore.memory_layout import Rows, lay_out, needed
 from holdfast.checkpoint.stores.base import CheckpointStore, open_file
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError
-from holdfast.core.gc_pause import uncollected
+from holdfast.core.interpreter import uncollected
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
 

@@ -30,7 +30,7 @@ from holdfast.checkpoint.io.direct_writer import step_back
 from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.checkpoint.saving.stager import Staged
 from holdfast.core.errors import PeerLostError
-from holdfast.core.exit_threads import start_thread
+from holdfast.core.interpreter import start_thread
 
 _SLICE: Final = 0.02
 

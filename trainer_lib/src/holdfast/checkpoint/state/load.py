@@ -21,7 +21,7 @@ from holdfast.checkpoint.state.materialize import materialise, placed
 from holdfast.checkpoint.state.module_names import common_prefixes, own_names, parameter_names, state_names
 from holdfast.checkpoint.state.unflatten import Rows, all_of_it, unflatten
 from holdfast.core.errors import HoldfastError, StateError
-from holdfast.core.gc_pause import uncollected
+from holdfast.core.interpreter import uncollected
 
 _log = logging.getLogger("holdfast.checkpoint")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.core.errors import PeerLostError
-from holdfast.core.exit_threads import start_thread
+from holdfast.core.interpreter import start_thread
 from holdfast.training.distributed.cancel_token import CancelToken
 
 SLICE_SECONDS: Final = 0.02

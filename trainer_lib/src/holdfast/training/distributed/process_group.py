@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from holdfast.core.connections import own_address
 from holdfast.core.errors import PeerLostError
-from holdfast.core.exit_threads import EXIT_SECONDS, start_thread
+from holdfast.core.interpreter import EXIT_SECONDS, start_thread
 from holdfast.training.distributed import nccl, torch_internals
 from holdfast.training.distributed.blocking_call import SLICE_SECONDS, BlockingCall, peer_lost
 from holdfast.training.distributed.cancel_token import CancelToken

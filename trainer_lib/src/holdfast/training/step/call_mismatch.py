@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.core.errors import UsageError
-from holdfast.core.exit_threads import start_thread
+from holdfast.core.interpreter import start_thread
 from holdfast.training.distributed.key_value_store import KeyValueStore
 
 _log = logging.getLogger("holdfast.job")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.core.gc_pause import uncollected
+from holdfast.core.interpreter import uncollected
 
 
 @pytest.fixture(autouse=True)

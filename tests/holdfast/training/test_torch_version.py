@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core import torch_version
 from holdfast.core.errors import UsageError
+from holdfast.training import torch_version
 
 INSTALL = r"install torch 2\.8 or newer"
 PROJECT = Path(__file__).resolve().parents[3] / "trainer_lib" / "pyproject.toml"
