@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from holdfast.core.protocol import BAD_SAMPLES, EXIT_PEER_LOST, OUT_OF_MEMORY_RETRIED, Cause
 from holdfast.launcher.membership.messages import Failure, Priority
@@ -87,6 +87,19 @@ class FailureContext:
     node: str
     at: float
 
+    def failure(self, cause: Cause, reason: str, priority: Priority, message: str, **details: Any) -> Failure:
+        """Return a failure here. `details`: further fields of `Failure`."""
+        return Failure(
+            cause=cause,
+            reason=reason,
+            priority=priority,
+            message=message,
+            at=self.at,
+            pod=self.pod,
+            node=self.node,
+            **details,
+        )
+
 
 def judge(end: RankEnd, place: FailureContext) -> Failure | None:
     """Return the failure that this end represents, or None."""
@@ -126,17 +139,8 @@ def _died(end: RankEnd, place: FailureContext, who: str) -> Failure:
 
 def peer_lost(rank: int, message: str, place: FailureContext, *, step: int | None) -> Failure:
     """A collective failed. This is the root cause only if no other failure is reported."""
-    return Failure(
-        cause=Cause.INFRASTRUCTURE,
-        reason="PeerLost",
-        message=f"rank {rank} lost its peers: {message}",
-        priority=Priority.PEER_LOST,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
-        rank=rank,
-        step=step,
-    )
+    message = f"rank {rank} lost its peers: {message}"
+    return place.failure(Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, message, rank=rank, step=step)
 
 
 REPEATS: Final = {
@@ -149,32 +153,12 @@ REPEATS: Final = {
 def repeated(kind: str, rank: int, message: str, place: FailureContext, *, step: int | None) -> Failure:
     """A rank left the attempt, with its process, because a guard (`REPEATS`) repeats steps in the next one."""
     cause, reason = REPEATS[kind]
-    return Failure(
-        cause=cause,
-        reason=reason,
-        message=message,
-        priority=Priority.EXCEPTION,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
-        rank=rank,
-        step=step,
-    )
+    return place.failure(cause, reason, Priority.EXCEPTION, message, rank=rank, step=step)
 
 
 def hung(rank: int, message: str, place: FailureContext, *, cause: Cause, step: int | None) -> Failure:
     """A rank keeps the others waiting."""
-    return Failure(
-        cause=cause,
-        reason="Hung",
-        message=message,
-        priority=Priority.KILLED,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
-        rank=rank,
-        step=step,
-    )
+    return place.failure(cause, "Hung", Priority.KILLED, message, rank=rank, step=step)
 
 
 def raised(
@@ -182,14 +166,11 @@ def raised(
 ) -> Failure:
     """The script raised an exception, which its loop reported before the process ended."""
     cause, reason = _of_exception(exception)
-    return Failure(
-        cause=cause,
-        reason=reason,
-        message=exception,
-        priority=Priority.EXCEPTION,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
+    return place.failure(
+        cause,
+        reason,
+        Priority.EXCEPTION,
+        exception,
         rank=rank,
         exit_code=1,
         traceback=traceback,
@@ -220,30 +201,19 @@ def not_started(program: str, message: str, place: FailureContext) -> Failure:
     """The command could not be started."""
     code = 127 if os.strerror(errno.ENOENT) in message else 126
     exhausted = any(text in message for text in _NO_RESOURCES)
-    return Failure(
-        cause=Cause.INFRASTRUCTURE if exhausted else Cause.APPLICATION,
-        reason="CannotStart",
-        message=message or f"cannot start {program!r}",
-        priority=Priority.EXCEPTION,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
-        exit_code=code,
-        traceback=(message,),
-    )
+    cause = Cause.INFRASTRUCTURE if exhausted else Cause.APPLICATION
+    said = message or f"cannot start {program!r}"
+    return place.failure(cause, "CannotStart", Priority.EXCEPTION, said, exit_code=code, traceback=(message,))
 
 
 def _failure(  # noqa: PLR0917  (a table of causes reads best in columns)
     end: RankEnd, place: FailureContext, cause: Cause, reason: str, priority: Priority, message: str
 ) -> Failure:
-    return Failure(
-        cause=cause,
-        reason=reason,
-        message=message,
-        priority=priority,
-        at=place.at,
-        pod=place.pod,
-        node=place.node,
+    return place.failure(
+        cause,
+        reason,
+        priority,
+        message,
         rank=end.rank,
         exit_code=end.exit_code or 1,
         traceback=end.traceback,
