@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_training import Numbers
+from small_training import RecordedNumbers, order
 from solo_job import Solo
 
 from holdfast import Guards, NonFiniteError
@@ -18,16 +18,10 @@ SIZE = 80
 GUARDS = Guards(lower_after=2, roll_back_after=3, max_roll_backs=2)
 
 
-class Bad(Numbers):
+class Bad(RecordedNumbers):
     """Numbers of which some samples give an infinite loss."""
 
-    def __init__(self, bad: Collection[int]) -> None:
-        super().__init__(SIZE)
-        self.bad = bad
-        self.read: list[int] = []
-
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.read.append(index)
         return super().__getitem__(index) * (float("inf") if index in self.bad else 1.0)
 
 
@@ -35,13 +29,6 @@ def parts() -> dict[str, Any]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.01)}
-
-
-def order(samples: int) -> list[int]:
-    """The samples in the order in which steps use them."""
-    from holdfast.training.data import sample_at
-
-    return [sample_at(place, size=SIZE, seed=0)[1] for place in range(samples)]
 
 
 def train(run: Solo, data: Bad, most: int, *, write: dict[int, float] | None = None) -> list[tuple[int, str]]:
@@ -61,8 +48,8 @@ def train(run: Solo, data: Bad, most: int, *, write: dict[int, float] | None = N
 def test_row_rolls_back_to_the_checkpoint_before_it_and_skips_its_samples(
     solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = order(48)
-    data = Bad({places[16], places[21], places[26]})  # of the steps 5, 6 and 7
+    places = order(48, SIZE)
+    data = Bad(SIZE, {places[16], places[21], places[26]})  # of the steps 5, 6 and 7
     run = solo(tmp_path, interval="2", guards=GUARDS)
     results = train(run, data, 9)
     assert results[4:7] == [(5, "NonFinite"), (6, "NonFinite"), (4, "RolledBack")]
@@ -85,8 +72,8 @@ def test_row_rolls_back_to_the_checkpoint_before_it_and_skips_its_samples(
 
 
 def test_learning_rate_is_lower_after_the_roll_back(solo: Make, tmp_path: Path) -> None:
-    places = order(48)
-    data = Bad({places[16], places[21], places[26]})
+    places = order(48, SIZE)
+    data = Bad(SIZE, {places[16], places[21], places[26]})
     run = solo(tmp_path, interval="2", guards=Guards(lower_after=2, roll_back_after=3, lowered_steps=2))
     train(run, data, 9)
     rates = {body["step"]: body["lr"] for body in run.launcher.of("step")}
@@ -95,19 +82,19 @@ def test_learning_rate_is_lower_after_the_roll_back(solo: Make, tmp_path: Path) 
 
 
 def test_record_survives_a_restart_from_the_next_checkpoint(solo: Make, tmp_path: Path) -> None:
-    places = order(48)
-    data = Bad({places[16], places[21], places[26]})
+    places = order(48, SIZE)
+    data = Bad(SIZE, {places[16], places[21], places[26]})
     train(solo(tmp_path, interval="2", guards=GUARDS), data, 8)
     data.read.clear()
     again = solo(tmp_path, interval="2", guards=GUARDS)
     again.launcher.places = 5
     train(again, data, 9)
-    assert data.read == order(48)[44:48]
+    assert data.read == order(48, SIZE)[44:48]
     assert (again.job.audit().ok, again.job.audit().skipped) == (True, 12)
 
 
 def test_roll_back_without_an_earlier_checkpoint_fails_the_job_and_saves_nothing(solo: Make, tmp_path: Path) -> None:
-    data = Bad(range(SIZE))
+    data = Bad(SIZE, range(SIZE))
     run = solo(tmp_path, interval="2", guards=GUARDS)
     with pytest.raises(NonFiniteError, match=r"steps 1 to 3 was not finite.*No checkpoint before step 1 exists"):
         train(run, data, 9)
@@ -115,12 +102,12 @@ def test_roll_back_without_an_earlier_checkpoint_fails_the_job_and_saves_nothing
 
 
 def test_job_without_a_checkpoint_folder_names_the_steps(solo: Make) -> None:
-    places = order(48)
+    places = order(48, SIZE)
     run = solo(None, guards=GUARDS)
     with pytest.raises(
         NonFiniteError, match=r"^3 steps in a row were not finite: the loss on rank 0 of steps 5 to 7 "
     ):
-        train(run, Bad({places[16], places[21], places[26]}), 9)
+        train(run, Bad(SIZE, {places[16], places[21], places[26]}), 9)
 
 
 def test_weights_that_become_infinite_go_back_at_once_and_further_each_time(solo: Make, tmp_path: Path) -> None:
@@ -128,20 +115,20 @@ def test_weights_that_become_infinite_go_back_at_once_and_further_each_time(solo
     with pytest.raises(
         NonFiniteError, match=r"^model\.0\.weight holds values that are not finite.*rolled back 2 times"
     ):
-        train(run, Bad(()), 9, write={7: float("inf")})
+        train(run, Bad(SIZE, ()), 9, write={7: float("inf")})
     assert [body["step"] for body in run.launcher.of("restored")] == [0, 6, 4]
 
 
 def test_spent_budget_of_skipped_steps_fails_the_job(solo: Make, tmp_path: Path) -> None:
-    places = order(48)
+    places = order(48, SIZE)
     run = solo(tmp_path, guards=Guards(max_skipped_steps=1, max_roll_backs=0))
     with pytest.raises(NonFiniteError, match=r"More than 1 steps were skipped"):
-        train(run, Bad({places[5], places[13]}), 9)
+        train(run, Bad(SIZE, {places[5], places[13]}), 9)
 
 
 def test_checkpoints_of_a_row_delete_none_before_it(solo: Make, tmp_path: Path) -> None:
-    places = order(48)
-    data = Bad({places[place] for place in range(16, 28)})
+    places = order(48, SIZE)
+    data = Bad(SIZE, {places[place] for place in range(16, 28)})
     run = solo(tmp_path, interval="1", keep_last=1, guards=GUARDS)
     assert (4, "RolledBack") in train(run, data, 9)
 
@@ -151,7 +138,8 @@ def test_skipped_step_leaves_the_running_statistics_as_they_were(solo: Make) -> 
     model = torch.nn.Sequential(norm, torch.nn.Linear(2, 1))
     run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
     seen = []
-    for batch in run.job.batches(Bad({order(8)[5]}), global_batch_size=4, micro_batch_size=4, max_steps=3):
+    data = Bad(SIZE, {order(8, SIZE)[5]})
+    for batch in run.job.batches(data, global_batch_size=4, micro_batch_size=4, max_steps=3):
         before = norm.running_mean.clone() if norm.running_mean is not None else torch.zeros(2)
         reason = run.job.step(model(batch).square().mean()).reason
         assert norm.running_mean is not None
@@ -160,9 +148,9 @@ def test_skipped_step_leaves_the_running_statistics_as_they_were(solo: Make) -> 
 
 
 def test_steps_apart_are_skipped_without_a_roll_back(solo: Make, tmp_path: Path) -> None:
-    places = order(48)
+    places = order(48, SIZE)
     run = solo(tmp_path, guards=GUARDS)
-    results = train(run, Bad({places[5], places[13], places[21]}), 9)
+    results = train(run, Bad(SIZE, {places[5], places[13], places[21]}), 9)
     assert [step for step, reason in results if reason == "NonFinite"] == [2, 4, 6]
     assert not run.launcher.of("rolledBack")
     assert run.job.audit().ok

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+
+from holdfast.training.data import sample_at
 
 
 class Numbers:
@@ -18,6 +20,24 @@ class Numbers:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([float(index), 1.0]) / 10
+
+
+class RecordedNumbers(Numbers):
+    """Numbers that record each read. Subclasses decide what is wrong with the `bad` ones."""
+
+    def __init__(self, size: int, bad: Collection[int]) -> None:
+        super().__init__(size)
+        self.bad = bad
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def order(samples: int, size: int) -> list[int]:
+    """The first samples of a dataset in the order in which steps use them."""
+    return [sample_at(place, size=size, seed=0)[1] for place in range(samples)]
 
 
 def parts() -> dict[str, Any]:
