@@ -100,7 +100,7 @@ class CheckpointHooks:
         if agreed.urgent:
             scheduler.lift_rate_limit()
         asked = agreed.quiesce and agreed.node_local
-        # A roll-back needs the checkpoints before a row of skipped steps, so none replaces them during the row.
+        # On these tiers, a checkpoint replaces the last one, and a roll-back needs one before a row of skipped steps.
         in_row = self._state.non_finite.in_a_row > 0
         for tier in scheduler.due_now(step, asked=asked):
             if asked or not in_row:
@@ -111,7 +111,7 @@ class CheckpointHooks:
         if scheduler.due_at(step) or agreed.checkpoint or needed:
             if needed:
                 scheduler.await_retry(_PAUSE_SECONDS)
-            self.begin(spare=in_row, onward=not needed)
+            self.begin(onward=not needed)
             leaves = leaves or (needed and (self.wait() or not scheduler.has_folder))
         elif background_tier is not None and not leaves and not in_row:
             self._save_in_background(background_tier)
@@ -175,7 +175,11 @@ class CheckpointHooks:
         return self._scheduler.behind(self._state.step)
 
     def begin(self, *, spare: bool = False, onward: bool = False) -> None:
-        """Begin a checkpoint of the last step, as `CheckpointScheduler.save` does."""
+        """Begin a checkpoint of the last step, as `CheckpointScheduler.save` does.
+
+        A roll-back needs the checkpoints before a row of skipped steps, so none is deleted during the row.
+        """
+        spare = spare or self._state.non_finite.in_a_row > 0
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
             self._scheduler.save(self._state.step, self._snapshot, spare=spare, onward=onward)
