@@ -151,6 +151,7 @@ def test_error_of_the_guards_ends_the_job_unless_a_rule_covers_it(cause: Cause, 
     assert not fail(training(), 1, cause, reason)
     asked = {"onExitCodes": {"operator": "In", "values": [RANKS_CODE]}}
     assert fail(training(rule("InPlace", **asked)), 1, cause, reason)
+    assert fail(training(rule(name="gpu", onGpuErrors={"xids": [79]})), 1, cause, reason), "the operator decides"
 
 
 def test_ignored_failures_spend_no_budget() -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from failing_jobs import decided, fail, rule, told, training
+from failing_jobs import decided, fail, gpu_error, rule, told, training
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recoveries import RECOVERIES
@@ -82,6 +82,33 @@ def test_fail_job_names_its_rule_while_other_launchers_live(make_sim: Make, fina
     assert failed.reason == "FailJobByRule"
     assert failed.message.startswith("FailJob: rule bug matches exit code 1")
     assert "Traceback" in failed.message or "Error" in failed.message
+
+
+GPU = {"xids": [79]}
+
+
+@pytest.mark.parametrize(("cause", "reason"), [("NonFinite", "NonFinite"), ("Application", "BadSamples")])
+@pytest.mark.parametrize("rules", [[], [rule("RecreatePod", name="gpu", onGpuErrors=GPU)]])
+def test_error_of_the_guards_fails_the_job_if_no_rule_matches(
+    make_sim: Make, cause: str, reason: str, rules: list[dict[str, Any]]
+) -> None:
+    sim = training(make_sim, rules=rules)
+    fail(sim, cause=cause, reason=reason)
+    sim.run(20, until=lambda: sim.status.terminal)
+    assert decided(sim) == ["FailJobByDefault"]
+    failed = sim.status.condition("Failed")
+    assert failed.reason == reason
+    assert failed.message.startswith(f"FailJob: no rule matches; another attempt would end with {reason} too. rank 0")
+
+
+@pytest.mark.parametrize(("cause", "reason"), [("NonFinite", "NonFinite"), ("Application", "BadSamples")])
+def test_rule_about_a_gpu_covers_an_error_of_the_guards(make_sim: Make, cause: str, reason: str) -> None:
+    sim = training(make_sim, rules=[rule("RecreatePod", name="gpu", onGpuErrors=GPU)])
+    sim.pods["uid-gpt-w0"]["gpu"] = [gpu_error(at=sim.stamp())]
+    fail(sim, cause=cause, reason=reason, pod="gpt-w0")
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    assert "gpt-w3" in sim.world_names()
+    assert set(decided(sim)) == {"RecreatePodByRule"}
 
 
 def test_ignore_counts_in_no_budget_here_and_at_the_launchers(make_sim: Make) -> None:

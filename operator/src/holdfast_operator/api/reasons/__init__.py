@@ -19,6 +19,7 @@ from holdfast_operator.api.reasons.decisions import (
 from holdfast_operator.api.reasons.failures import (
     COLLATERAL,
     SYMPTOMS,
+    UNREPEATABLE,
     FailureReason,
     LauncherReason,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "LADDER",
     "RULE_ACTIONS",
     "SYMPTOMS",
+    "UNREPEATABLE",
     "WITH_BACKOFF",
     "Basis",
     "Cause",

@@ -99,6 +99,11 @@ class DecisionReason(StrEnum):
     """A rule of the job asks for Ignore."""
     IGNORE_BY_DEFAULT = "IgnoreByDefault"
     """The processes repeat a step with less GPU memory, which counts towards no budget."""
+    FAIL_JOB_BY_DEFAULT = "FailJobByDefault"
+    """No rule matches, and another attempt would meet the same numbers or samples.
+
+    Fix what the message names, then create the job again.
+    """
     IN_PLACE_BY_DEFAULT = "InPlaceByDefault"
     """No rule matches, and the launchers restart the processes in the same pods."""
     RECREATE_POD_BY_DEFAULT = "RecreatePodByDefault"

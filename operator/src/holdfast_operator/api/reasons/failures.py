@@ -105,6 +105,11 @@ class LauncherReason(StrEnum):
 
     Pass a smaller `micro_batch_size` to `job.batches`.
     """
+    NON_FINITE = "NonFinite"
+    """A `NonFiniteError` ended the script: numbers were not finite, and the job could not roll back.
+
+    Lower the learning rate, or look for the cause in the samples that the log names.
+    """
     BAD_SAMPLES = "BadSamples"
     """The script skipped more samples of its dataset than `max_bad_samples` of its guards allows.
 
@@ -150,3 +155,6 @@ class LauncherReason(StrEnum):
 
 COLLATERAL = frozenset({LauncherReason.PEER_LOST, LauncherReason.MEMBER_LOST})
 """Of a process that lost its peers: its exit code says nothing about the script."""
+
+UNREPEATABLE = frozenset({LauncherReason.NON_FINITE, LauncherReason.BAD_SAMPLES})
+"""Of errors with which every attempt from the same checkpoint ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import RecoveryAction
+from holdfast_operator.api.reasons import Basis, RecoveryAction
 from holdfast_operator.api.status import ConditionType, Incident, Phase, Worker
 from holdfast_operator.decision.draft import PlanDraft
 from holdfast_operator.decision.failures.avoided_nodes import avoiding
@@ -44,7 +44,10 @@ def _bound_for(draft: PlanDraft, node: str) -> list[Worker]:
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
-    """Fail the job after a decision ``FailJob``, once its launchers have had time to exit with their tracebacks."""
+    """Fail the job after a decision ``FailJob``, once its launchers have had time to exit with their tracebacks.
+
+    If no rule decided, the reason is the one of the failure, as when launchers fail the job themselves.
+    """
     incident = next((item for item in draft.status.incidents if _fails_job(item)), None)
     if incident is None or incident.decision is None:
         return draft
@@ -56,7 +59,8 @@ def apply(draft: PlanDraft) -> PlanDraft:
     found = most_detailed(ended)
     told = found is not None and (found.traceback or len(found.message) > len(incident.message))
     detail = found.message if found is not None and told else incident.message
-    return finish(draft, ConditionType.FAILED, incident.decision, f"{incident.why}. {detail}")
+    reason = incident.reason if incident.decision.basis is Basis.DEFAULT else incident.decision
+    return finish(draft, ConditionType.FAILED, reason, f"{incident.why}. {detail}")
 
 
 def _fails_job(incident: Incident) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator.api import names as c
-from holdfast_operator.api.reasons import Basis, Cause, DecisionReason, LauncherReason, RecoveryAction
+from holdfast_operator.api.reasons import UNREPEATABLE, Basis, Cause, DecisionReason, LauncherReason, RecoveryAction
 from holdfast_operator.api.spec.recovery import Escalation
 from holdfast_operator.api.status import Incident, Phase, Worker
 from holdfast_operator.api.status.failure_history import ActionHistory
@@ -98,6 +98,8 @@ def _default(draft: PlanDraft, incident: Incident, worker: Worker | None) -> tup
     """Return the action without a matching rule: launchers restart in place, and lost workers are replaced."""
     if incident.reason == LauncherReason.OUT_OF_MEMORY_RETRIED:
         return RecoveryAction.IGNORE, messages.recovery.repeated_step()
+    if incident.reason in UNREPEATABLE:
+        return RecoveryAction.FAIL_JOB, messages.recovery.unrepeatable(incident.reason)
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
         return RecoveryAction.IN_PLACE, messages.recovery.in_place()
     node = worker.node if worker is not None else incident.node

@@ -47,6 +47,10 @@ def repeated_step() -> str:
     return "the processes repeat the step with less GPU memory; not counted towards any budget"
 
 
+def unrepeatable(reason: str) -> str:
+    return f"another attempt would end with {reason} too"
+
+
 def in_place() -> str:
     return "the launchers continue in the existing pods"
 

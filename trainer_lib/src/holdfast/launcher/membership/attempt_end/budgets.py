@@ -51,14 +51,18 @@ _FINAL: Final = {
 
 
 def _guarded(turn: Transition, failure: Failure) -> str:
-    """Return why an error of the guards fails the job; "" if there is none, or a restart rule covers it."""
-    return "" if turn.rules.restart.match(failure) is not None else _FINAL.get(failure.reason, "")
+    """Return why an error of the guards fails the job; "" if a rule, here or at the operator, may cover it."""
+    return "" if _may_cover(turn, failure) else _FINAL.get(failure.reason, "")
+
+
+def _may_cover(turn: Transition, failure: Failure) -> bool:
+    restart = turn.rules.restart
+    return restart.elsewhere or restart.match(failure) is not None
 
 
 def _made_again(turn: Transition, failure: Failure) -> str:
     """Return why a repeated error fails the job; "" if a restart rule, here or at the operator, may cover it."""
-    restart = turn.rules.restart
-    if restart.elsewhere or restart.match(failure) is not None:
+    if _may_cover(turn, failure):
         return ""
     return "the previous attempt ended with the same error at the same line, with no step in between: fix the error"
 
