@@ -17,8 +17,8 @@ from holdfast.core.errors import UsageError
 from holdfast.core.protocol import Cause
 from holdfast.launcher.accounting.event_recorder import EventRecorder
 from holdfast.launcher.accounting.timeline import Timeline, rotated
-from holdfast.launcher.membership.messages import Failure, Priority
-from holdfast.launcher.membership.state import State
+from holdfast.launcher.membership.messages import Failure, Master, Priority, World
+from holdfast.launcher.membership.state import Attempt, State
 
 ACCOUNT = {"activity": "data", "wall": 1.0, "open": 0.0, "seconds": {"productive": 1.0}}
 
@@ -37,6 +37,11 @@ class Run:
         self.chronicle.heard(31, "hello", {"localRank": 0})
         self.chronicle.heard(31, "account", ACCOUNT)
         self.chronicle.heard(31, "restored", {"step": 0})
+
+    def enters_world(self, attempt: int) -> None:
+        world = World(attempt_id=AttemptId(1, attempt), publication="p", members=(), coordinator="")
+        entered = Attempt(world=world, master=Master(host="127.0.0.1", port=1), since=self.now)
+        self.chronicle.follow(State(me="uid-w0"), State(me="uid-w0", attempt=entered))
 
     def steps(self, first: int, last: int, *, seconds: float = 0.25, world: int = 3) -> None:
         for step in range(first, last + 1):
@@ -112,6 +117,16 @@ def test_divergence_is_written_once_for_all_ranks(run: Run, majority: bool) -> N
     outcome = "repaired" if majority else "no state has a majority"
     shown = timeline.render(timeline.read(run.path))
     assert f"step 8: rank 1, 2 differs, first in model/weight; {outcome}" in shown
+
+
+def test_same_divergence_in_the_next_world_is_written_again(run: Run) -> None:
+    told = {"step": 8, "ranks": [1], "majority": True, "tensor": "model/weight"}
+    for attempt in (1, 2):
+        run.enters_world(attempt)
+        for pid in (31, 32):
+            run.chronicle.heard(pid, "diverged", told)
+    kinds = [line["kind"] for line in run.lines if line["kind"] in {"world", "divergence"}]
+    assert kinds == ["world", "divergence"] * 2
 
 
 def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:

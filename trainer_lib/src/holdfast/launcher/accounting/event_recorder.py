@@ -117,7 +117,7 @@ class EventRecorder:
         workers = len(world.members)
         known, self._workers = self._workers, workers
         change = "start" if known is None else "grow" if workers > known else "shrink" if workers < known else "same"
-        self._told = ()
+        self._told, self._differing = (), ()
         self._write("world", **world.attempt_id.to_json(), workers=workers, change=change)
 
     def _stepped(self, pid: int, body: Mapping[str, Any]) -> None:

@@ -325,8 +325,6 @@ class LocalRanks:
         else:
             self._say_failed(attempt_id, body)
         self._answer(body["ids"], body)
-        if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
-            self._committed(CheckpointName(step=int(body["step"]), attempt_id=attempt_id))
 
     def _say_failed(self, attempt_id: AttemptId, body: Mapping[str, Any]) -> None:
         """Log a failed checkpoint once for all ranks."""
