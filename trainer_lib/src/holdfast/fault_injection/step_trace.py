@@ -7,6 +7,7 @@ the machine's monotonic one, which all its processes share.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -128,18 +129,18 @@ def first_after(
     return next((record for record in records if record.began > moment and accept(record)), None)
 
 
-def lost_steps(records: Sequence[StepRecord], moment: float) -> int:
-    """Return the number of completed steps that any rank made again after a fault at this time."""
-    return max((_made_again(records, moment, rank) for rank in {record.rank for record in records}), default=0)
+def lost_steps(records: Sequence[StepRecord], moment: float, until: float = math.inf) -> int:
+    """Return the number of steps that any rank made again, from a fault at this time on and until `until`."""
+    ranks = {record.rank for record in records}
+    return max((_made_again(records, moment, until, rank) for rank in ranks), default=0)
 
 
-def _made_again(records: Sequence[StepRecord], moment: float, rank: int) -> int:
+def _made_again(records: Sequence[StepRecord], moment: float, until: float, rank: int) -> int:
+    """Return by how much the step of a rank fell, in sum. The first step after a fall began in this time."""
     own = [record for record in records if record.rank == rank]
-    found = first_after(own, moment)
-    if found is None:
-        return 0
-    made = max((record.step for record in own if record.time < found.time), default=0)
-    return max(0, made + 1 - found.step)
+    return sum(
+        max(0, before.step + 1 - after.step) for before, after in pairwise(own) if moment < after.began <= until
+    )
 
 
 def steps_of_all(records: Sequence[StepRecord], since: float, *, size: int) -> int:

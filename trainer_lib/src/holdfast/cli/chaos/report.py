@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
 from holdfast.fault_injection.step_trace import Injection, StepRecord, first_after, lost_steps
@@ -19,16 +21,31 @@ class Cost:
     lost: int
     counted_as: str
 
-    @classmethod
-    def of(cls, injection: Injection, records: Sequence[StepRecord], incidents: Sequence[Mapping[str, Any]]) -> Cost:
-        """Return the cost of an injection."""
-        found = first_after(records, injection.time)
-        return cls(
-            injection=injection,
-            next_step=None if found is None else found.time - injection.time,
-            lost=lost_steps(records, injection.time),
-            counted_as=_counted_as(injection, incidents),
-        )
+
+def costs(
+    injections: Sequence[Injection], records: Sequence[StepRecord], incidents: Sequence[Mapping[str, Any]]
+) -> list[Cost]:
+    """Return the cost of each injection. Until the next one, incidents and steps made again are its own."""
+    ordered = sorted(injections, key=lambda injection: injection.time)
+    return [
+        _cost(injection, following, records, incidents) for injection, following in zip_longest(ordered, ordered[1:])
+    ]
+
+
+def _cost(
+    injection: Injection,
+    following: Injection | None,
+    records: Sequence[StepRecord],
+    incidents: Sequence[Mapping[str, Any]],
+) -> Cost:
+    found = first_after(records, injection.time)
+    until, until_wall = (math.inf, math.inf) if following is None else (following.time, following.wall)
+    return Cost(
+        injection=injection,
+        next_step=None if found is None else found.time - injection.time,
+        lost=lost_steps(records, injection.time, until),
+        counted_as=_counted_as(injection, incidents, until_wall),
+    )
 
 
 def summary(costs: Sequence[Cost], *, seed: int, uses_holdfast: bool) -> str:
@@ -68,8 +85,12 @@ def _cells(cost: Cost, *, uses_holdfast: bool) -> list[str]:
     ]
 
 
-def _counted_as(injection: Injection, incidents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first later incident of its rank, or of any rank if there is none."""
-    later = [one for one in incidents if datetime.fromisoformat(one["detectedTime"]).timestamp() >= injection.wall]
+def _counted_as(injection: Injection, incidents: Sequence[Mapping[str, Any]], until: float) -> str:
+    """Return the first incident of its rank in this time, or of any rank if there is none."""
+    later = [one for one in incidents if injection.wall <= _detected(one) < until]
     own = [one for one in later if one.get("rank") == injection.rank] or later
     return f"{own[0]['cause']}/{own[0]['reason']}" if own else ""
+
+
+def _detected(incident: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(incident["detectedTime"]).timestamp()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from holdfast.cli.chaos.report import Cost, summary
+from holdfast.cli.chaos.report import costs, summary
 from holdfast.cli.support import child_process
 from holdfast.core.environment import variable, variables
 from holdfast.fault_injection.injector import INJECTIONS_FILE, PLAN_FILE, TRACE_FILE, order_file
@@ -87,8 +87,8 @@ class _Chaos:
             self._wake()
             time.sleep(_POLL_SECONDS)
         self._poll()
-        costs = [Cost.of(one, self._trace.records, list(self._incidents.values())) for one in self._injections]
-        text = summary(costs, seed=self._plan.seed, uses_holdfast=bool(self._trace.records))
+        found = costs(self._injections, self._trace.records, list(self._incidents.values()))
+        text = summary(found, seed=self._plan.seed, uses_holdfast=bool(self._trace.records))
         sys.stderr.write(f"\n{text}\n")
 
     def _poll(self) -> None:
