@@ -26,7 +26,7 @@ from holdfast.cli.resume_check.options import Plan
 from holdfast.cli.resume_check.report import Diagnosis, Finding, differs, equal, of_script
 from holdfast.cli.support import child_process
 from holdfast.core.environment import PLACE_PREFIXES, PLACE_VARIABLES, variables
-from holdfast.core.errors import CheckError, HoldfastError
+from holdfast.core.errors import CheckError, CheckpointError, HoldfastError
 from holdfast.launcher.process.child import own_program
 
 EQUAL, DIFFERS, FAILED = 0, 1, 2
@@ -156,11 +156,13 @@ class _Run:
     def content(self, step: int) -> Content:
         """Open the checkpoint of a step."""
         place = find(str(self._folder))
-        if all(name.step != step for name in place.store.commits()):
+        try:
+            name = choose(place, step)
+        except CheckpointError as error:
             raise CheckError(
-                f"the checkpoint of step {step} was not written. Repair what the log names" + self._tail()
-            )
-        return Content(place.store, choose(place, step))
+                f"the checkpoint of step {step} was not written: {error}. Repair what the log names" + self._tail()
+            ) from error
+        return Content(place.store, name)
 
 
 def _stop(launcher: subprocess.Popen[bytes]) -> None:
@@ -210,7 +212,8 @@ def _largest(before: Content, after: Content, name: str) -> float | None:
     dtype = torch_dtype(before.manifest.tensors[name].dtype)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     first, second = (torch.frombuffer(one.tensor(name), dtype=dtype).to(wide) for one in (before, after))
-    largest = float((first - second).abs().max())
+    same = (first == second) | (first.isnan() & second.isnan())
+    largest = float((first - second).abs().masked_fill(same, 0.0).max())
     return largest if math.isfinite(largest) else None
 
 
