@@ -63,7 +63,7 @@ def test_roll_back_goes_before_the_row_and_skips_its_samples() -> None:
     assert found.before == 7
     assert found.skipped == tuple(map(batch, range(7, 11)))
     assert found.record == NonFiniteSteps(skipped=4, roll_backs=1, reached=10)
-    assert found.reason.startswith("the loss on rank 1 of steps 7 to 10 was not finite (places 70 to 79, ")
+    assert found.reason == "the loss on rank 1 of steps 7 to 10 was not finite"
 
 
 def test_second_roll_back_from_the_same_steps_goes_further_back() -> None:
@@ -79,7 +79,7 @@ def test_later_trouble_goes_back_only_before_itself() -> None:
 
 
 def test_description_without_a_rank() -> None:
-    assert row(NonFiniteSteps(), [7]).description == "the gradients of step 7 were not finite (places 70 to 79)"
+    assert row(NonFiniteSteps(), [7]).description == "the gradients of step 7 were not finite"
 
 
 def test_json_form_is_read_back() -> None:

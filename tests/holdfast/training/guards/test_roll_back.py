@@ -67,8 +67,25 @@ def test_row_rolls_back_to_the_checkpoint_before_it_and_skips_its_samples(
     audit = run.job.audit()
     assert (audit.ok, audit.skipped) == (True, 12)
     assert str(audit).endswith("12 skipped)")
+    assert "step 5 was not applied: its loss is not finite" in caplog.messages
     assert f"step 5, rank 0: the batch had the samples {', '.join(map(str, places[16:20]))}" in caplog.messages
     assert "rank 0: the first module with an output that is not finite is model.0 (Linear)" in caplog.messages
+
+
+def test_gradients_that_are_not_finite_name_the_samples_of_the_batch_and_no_rank(
+    solo: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, weight = solo(None), torch.nn.Linear(2, 1, bias=False)
+    run.job.manage(model=weight, optimizer=torch.optim.SGD(weight.parameters(), lr=0.01))
+    reasons = []
+    for batch in run.job.batches(Bad(SIZE, ()), global_batch_size=300, micro_batch_size=300, max_steps=1):
+        unbounded = weight(batch).mean() * 0.0
+        reasons.append(run.job.step(unbounded.abs().sqrt()).reason)  # the derivative of the root at 0 is infinite
+    named = ", ".join(map(str, order(256, SIZE)))
+    assert reasons == ["NonFinite"]
+    assert "step 1 was not applied: its gradients are not finite" in caplog.messages
+    assert f"step 1: the batch had the samples {named} and 44 more" in caplog.messages
+    assert not [line for line in caplog.messages if "rank 0: the batch" in line]
 
 
 def test_learning_rate_is_lower_after_the_roll_back(solo: Make, tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ class SampleRange(JsonFields):
     begin: int
     end: int
 
-    def __str__(self) -> str:
-        return f"places {self.begin} to {self.end - 1}"
-
 
 def place_of(number: int, skipped: Sequence[SampleRange]) -> int:
     """Return the place of the sample with this number, counted without the skipped ones.

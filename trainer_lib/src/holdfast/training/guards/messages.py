@@ -9,8 +9,9 @@ from holdfast.training.guards.non_finite import NonFiniteSteps, RollBack
 from holdfast.training.guards.settings import Guards
 
 _ADVICE: Final = (
-    "Lower the learning rate, set max_grad_norm, or look for the cause in these samples. If each restart ends like "
-    "this, end the job and resume from an older checkpoint: holdfast checkpoints rewind FOLDER --step N"
+    "Lower the learning rate, set max_grad_norm, or look for the cause in the samples (the log names those of "
+    "job.batches). If each restart ends like this, end the job and resume from an older checkpoint: holdfast "
+    "checkpoints rewind FOLDER --step N"
 )
 
 _MOST_NAMED: Final = 3

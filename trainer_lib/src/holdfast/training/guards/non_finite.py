@@ -82,16 +82,14 @@ class NonFiniteSteps(JsonFields):
 
     @property
     def description(self) -> str:
-        """The steps, ranks and samples of the present row."""
+        """The steps and ranks of the present row."""
         last = self.first + self.in_a_row - 1
         steps = f"step {self.first}" if last == self.first else f"steps {self.first} to {last}"
-        places = ", ".join(str(one) for one in self.samples)
-        listed = f" ({places})" if places else ""
         if self.spiked:
-            return f"the loss or the gradients of {steps} were not finite or far above the usual ones{listed}"
+            return f"the loss or the gradients of {steps} were not finite or far above the usual ones"
         ranks = ", ".join(map(str, self.ranks))
         where = f"the loss on rank{'s' * (len(self.ranks) > 1)} {ranks}" if ranks else "the gradients"
-        return f"{where} of {steps} {'was' if ranks else 'were'} not finite{listed}"
+        return f"{where} of {steps} {'was' if ranks else 'were'} not finite"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.core.errors import BadSampleError, NonFiniteError
 from holdfast.core.limits import MAX_TEXT
-from holdfast.training.data import share_of
+from holdfast.training.data import Position, share_of
 from holdfast.training.data.loader import Loader
 from holdfast.training.guards import messages
 from holdfast.training.guards.first_module import FirstModule
@@ -21,7 +21,8 @@ from holdfast.training.step.train_state import TrainState
 
 _log = logging.getLogger("holdfast.job")
 _MOST_SAMPLES: Final = 32
-"""The number of samples that a log line names."""
+_MOST_OF_BATCH: Final = 256
+"""The numbers of samples that a log line names: of one rank, and of the global batch."""
 
 
 class Responses:
@@ -117,19 +118,22 @@ class Responses:
             self._name_samples(record, loader, team)
 
     def _name_samples(self, record: NonFiniteSteps, loader: Loader, team: Team) -> None:
+        """Log the samples of the ranks whose loss was not finite; without such a rank, those of the global batch."""
         position, size = self._state.position, team.group.size
         if position is None:
             return
-        batch = loader.batch_at(size)
-        for rank in record.last_ranks or range(size):
-            share = share_of(cursor=position.cursor - batch, batch=batch, rank=rank, world_size=size)
-            numbers = range(share.begin, min(share.end, share.begin + _MOST_SAMPLES))
-            named = ", ".join(str(loader.sample(number, position)[1]) for number in numbers)
-            more = share.end - share.begin - len(numbers)
-            _log.warning(
-                "step %d, rank %d: the batch had the samples %s%s",
-                self._state.step,
-                rank,
-                named or "(none)",
-                f" and {more} more" if more > 0 else "",
-            )
+        step, batch = self._state.step, loader.batch_at(size)
+        cursor = position.cursor - batch
+        if not record.last_ranks:
+            named = _names(loader, position, range(cursor, position.cursor), most=_MOST_OF_BATCH)
+            _log.warning("step %d: the batch had the samples %s", step, named)
+        for rank in record.last_ranks:
+            share = share_of(cursor=cursor, batch=batch, rank=rank, world_size=size)
+            named = _names(loader, position, range(share.begin, share.end), most=_MOST_SAMPLES)
+            _log.warning("step %d, rank %d: the batch had the samples %s", step, rank, named)
+
+
+def _names(loader: Loader, position: Position, numbers: range, *, most: int) -> str:
+    named = ", ".join(str(loader.sample(number, position)[1]) for number in numbers[:most])
+    more = len(numbers) - most
+    return (named or "(none)") + (f" and {more} more" if more > 0 else "")

@@ -434,8 +434,8 @@ class Stepper:
         if response is Response.LOWER:
             record = record.lowered(self._guards, step)
         state.non_finite = record
-        why = "its loss or gradients are not finite" if spike is None else str(spike)
-        _log.warning("step %d was not applied: %s", step, why)
+        not_finite = "its loss is not finite" if agreed.non_finite else "its gradients are not finite"
+        _log.warning("step %d was not applied: %s", step, not_finite if spike is None else spike)
         return response
 
     def _skipped(self, agreed: Agreed, found: Judgement) -> StepResult:
