@@ -110,6 +110,7 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert (report.unsaved.since, report.unsaved.cause) == (NOON, "Full")
     assert report.divergences is not None
     last = report.divergences.last
+    assert last is not None
     assert (report.divergences.count, last.rank, last.step, last.tensor) == (1, 1, 400, "model/weight")
     assert (last.repaired, last.time) == (True, NOON)
     assert report.highest_claim is not None

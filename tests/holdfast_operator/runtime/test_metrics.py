@@ -35,9 +35,9 @@ def test_a_recovery_is_timed_and_its_lost_steps_are_counted() -> None:
 
 def test_divergences_are_counted_by_outcome_from_zero() -> None:
     metrics = Metrics(process=False)
-    metrics.diverged(repaired=True)
+    metrics.diverged(2, repaired=True)
     counts = [value(metrics, "holdfast_replica_divergences_total", repaired=word) for word in ("true", "false")]
-    assert counts == [1, 0]
+    assert counts == [2, 0]
 
 
 def test_a_clock_that_went_back_does_not_break_counters() -> None:

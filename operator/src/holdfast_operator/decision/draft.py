@@ -11,7 +11,7 @@ from holdfast_operator.api import names as c
 from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import ConditionType, Phase, Status, Worker
 from holdfast_operator.api.timings import Timings
-from holdfast_operator.decision.plan import Action, DecisionMetric, Event, RecoveryMetric
+from holdfast_operator.decision.plan import Action, DecisionMetric, DivergenceMetric, Event, RecoveryMetric
 from holdfast_operator.decision.set_condition import Reason, set_condition
 from holdfast_operator.decision.snapshot import Observed
 from holdfast_operator.scheduling.capacity import FreeCapacity
@@ -31,7 +31,7 @@ class PlanDraft:
     counted: tuple[str, ...] = ()
     decided: tuple[DecisionMetric, ...] = ()
     recovered: tuple[RecoveryMetric, ...] = ()
-    diverged: tuple[bool, ...] = ()  # new divergences: whether each was repaired
+    diverged: tuple[DivergenceMetric, ...] = ()
     hold: Reason | None = None  # why training does not continue; None: it does, or no policy gave a reason
     ended: bool = False  # no later policy runs
     wake: timedelta | None = None

@@ -110,6 +110,14 @@ class RecoveryMetric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DivergenceMetric:
+    """The ranks that a launcher newly reports as different from other replicas, for the metrics."""
+
+    ranks: int
+    repaired: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The result of a pass. Write ``status``; if that succeeds, perform ``actions`` in order and write ``events``."""
 
@@ -119,7 +127,7 @@ class Plan:
     counted: tuple[str, ...]
     decided: tuple[DecisionMetric, ...]
     recovered: tuple[RecoveryMetric, ...]
-    diverged: tuple[bool, ...]
+    diverged: tuple[DivergenceMetric, ...]
     slow_ranks: tuple[SlowRank, ...]
     reason: str
     message: str

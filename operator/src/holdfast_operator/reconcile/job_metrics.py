@@ -32,8 +32,8 @@ class JobMetrics:
             self._metrics.decided(word.cause, word.action, word.reason)
         for recovered in plan.recovered:
             self._metrics.recovered(recovered.cause, recovered.seconds, recovered.lost_steps)
-        for repaired in plan.diverged:
-            self._metrics.diverged(repaired=repaired)
+        for diverged in plan.diverged:
+            self._metrics.diverged(diverged.ranks, repaired=diverged.repaired)
 
     def record(self, job: Job, plan: Plan) -> None:
         """Set the gauges of a job to its planned status."""

@@ -58,7 +58,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "incident_lost_steps": ("Completed steps that were lost and computed again, by cause.", ("cause",)),
     "replica_divergences": (
-        "Comparisons in which the state of a rank differed from other replicas, by whether it was repaired.",
+        "Ranks whose state differed from other replicas, by whether they received the state of the majority.",
         ("repaired",),
     ),
     "agent_requests": ("Requests to the agents' API, by route and status code.", ("route", "code")),
@@ -128,9 +128,9 @@ class Metrics:
         self._histograms["incident_recovery_seconds"].labels(cause).observe(max(0.0, seconds))
         self._counters["incident_lost_steps"].labels(cause).inc(max(0, lost_steps))
 
-    def diverged(self, *, repaired: bool) -> None:
-        """Count one rank whose state differed from that of other replicas."""
-        self._counters["replica_divergences"].labels(str(repaired).lower()).inc()
+    def diverged(self, ranks: int, *, repaired: bool) -> None:
+        """Count ranks whose state differed from that of other replicas."""
+        self._counters["replica_divergences"].labels(str(repaired).lower()).inc(ranks)
 
     def set_job(self, namespace: str, job: str, *, workers: int, ready: int, step: int | None) -> None:
         self._gauges["job_workers_desired"].labels(namespace, job).set(workers)

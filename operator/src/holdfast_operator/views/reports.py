@@ -125,10 +125,10 @@ class ReportedDivergence(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedDivergences(JsonFields):
-    """The number of such comparisons since the launcher's start."""
+    """How often a rank of this launcher differed since the launcher's start."""
 
     count: int = 0
-    last: ReportedDivergence
+    last: ReportedDivergence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class Divergence(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Divergences(JsonFields):
-    """The comparisons in which replicas differed."""
+    """How often a rank differed. A comparison without a majority counts as one rank."""
 
     count: int = 0
     last: Divergence
@@ -50,9 +50,12 @@ class Divergences(JsonFields):
 class NodeFailures(JsonFields):
     """The failures of the job on a node since one boot. A node that rebooted counts as another node."""
 
+    SPARSE = True
+
     node: str
     boot_id: str = stored("bootID", default="")
     times: tuple[datetime, ...] = ()
+    step: int | None = None  # of the last divergence; all ranks that differ after one step count once
 
     def weight(self, now: datetime) -> float:
         """Return the sum of the failures' weights, each of which halves after each ``OFFENCE_HALVES``."""

@@ -7,6 +7,7 @@ each failure halves every six hours, so an unused node becomes available again.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 
 from holdfast_operator.api import names as c
@@ -27,7 +28,7 @@ def offended(draft: PlanDraft, incident: Incident, worker: Worker | None) -> Pla
     node = incident.node or (worker.node if worker is not None else "")
     if not limit or not node or incident.cause != Cause.INFRASTRUCTURE or incident.action == RecoveryAction.IGNORE:
         return draft
-    offender = _known(draft, node).plus(draft.now)
+    offender = failures_since_boot(draft, draft.status.offenders, node).plus(draft.now)
     others = [entry for entry in draft.status.offenders if entry.node != node and _matters(draft, entry)]
     newest = sorted([*others, offender], key=lambda entry: (entry.times[-1], entry.node))
     draft = draft.with_status(offenders=tuple(newest[-c.OFFENDERS_KEPT :]))
@@ -59,11 +60,11 @@ def _said(draft: PlanDraft, reason: WorkerReason, message: str) -> PlanDraft:
     return draft.with_decision_metric(word).with_event(reason, message, warning=True)
 
 
-def _known(draft: PlanDraft, node: str) -> NodeFailures:
-    """Return the failures that are recorded for the node since it booted."""
+def failures_since_boot(draft: PlanDraft, entries: Iterable[NodeFailures], node: str) -> NodeFailures:
+    """Return the failures that these entries record for the node since it booted."""
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
-    known = next((entry for entry in draft.status.offenders if entry.node == node), None)
+    known = next((entry for entry in entries if entry.node == node), None)
     if known is None or (boot_id and known.boot_id and known.boot_id != boot_id):
         return NodeFailures(node=node, boot_id=boot_id)
     return known

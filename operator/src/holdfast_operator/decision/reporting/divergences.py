@@ -11,13 +11,15 @@ from dataclasses import replace
 from holdfast_operator.api import names as c
 from holdfast_operator.api.reasons import JobReason, WorkerReason
 from holdfast_operator.api.status import ConditionType, Divergence, Divergences, Worker
-from holdfast_operator.api.status.failure_history import NodeFailures
 from holdfast_operator.decision.draft import PlanDraft
-from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.failures.avoided_nodes import avoided_already, avoiding
+from holdfast_operator.decision.failures.repeat_offenders import failures_since_boot
+from holdfast_operator.decision.plan import DivergenceMetric
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
 from holdfast_operator.views.reports import ReportedDivergences
 
+_REPEATED = WorkerReason.REPEATED_DIVERGENCE
 _OVER = Reason(JobReason.NO_RECENT_DIVERGENCE, messages.job.no_recent_divergence())
 
 
@@ -30,14 +32,14 @@ def apply(draft: PlanDraft) -> PlanDraft:
     return _with_condition(draft)
 
 
-def _counted(draft: PlanDraft, worker: Worker, told: ReportedDivergences) -> PlanDraft:
+def _counted(draft: PlanDraft, worker: Worker, report: ReportedDivergences) -> PlanDraft:
     """Add what the launcher reports and the job's count does not include. A new launcher reports a lower number."""
-    new = told.count - worker.divergences if told.count >= worker.divergences else told.count
-    if worker.divergences != told.count:
-        draft = draft.changed_worker(worker, divergences=told.count)
-    if new <= 0:
+    new = report.count - worker.divergences if report.count >= worker.divergences else report.count
+    if worker.divergences != report.count:
+        draft = draft.changed_worker(worker, divergences=report.count)
+    found = report.last
+    if new <= 0 or found is None:
         return draft
-    found = told.last
     last = Divergence(
         rank=found.rank,
         node=worker.node if found.repaired else "",
@@ -48,10 +50,11 @@ def _counted(draft: PlanDraft, worker: Worker, told: ReportedDivergences) -> Pla
     )
     before = draft.status.divergences.count if draft.status.divergences is not None else 0
     draft = draft.with_status(divergences=Divergences(count=min(before + new, c.MAX_NUMBER), last=last))
-    draft = replace(draft, diverged=(*draft.diverged, found.repaired))
+    counted = DivergenceMetric(ranks=new, repaired=found.repaired)
+    draft = replace(draft, diverged=(*draft.diverged, counted))
     words = _words(last)
     draft = draft.with_event(words.reason, words.message, warning=True)
-    return _blamed(draft, worker) if last.node else draft
+    return _blamed(draft, worker, last.step) if last.node else draft
 
 
 def _words(last: Divergence) -> Reason:
@@ -61,25 +64,24 @@ def _words(last: Divergence) -> Reason:
     return Reason(JobReason.NO_MAJORITY_OF_REPLICAS, messages.job.no_majority_of_replicas(last.step, last.tensor))
 
 
-def _blamed(draft: PlanDraft, worker: Worker) -> PlanDraft:
+def _blamed(draft: PlanDraft, worker: Worker, step: int) -> PlanDraft:
     """Record the divergence for the worker's node, and avoid the node if it repeats. A reboot clears the record."""
-    view = draft.seen.node(worker.node)
-    boot_id = view.boot_id if view is not None else ""
-    known = next((entry for entry in draft.status.diverged_nodes if entry.node == worker.node), None)
-    if known is None or (boot_id and known.boot_id != boot_id):
-        known = NodeFailures(node=worker.node, boot_id=boot_id)
+    known = failures_since_boot(draft, draft.status.diverged_nodes, worker.node)
+    if known.step == step:
+        return draft
     times = tuple(time for time in known.times if draft.now - time < c.DIVERGENCE_WINDOW)
-    known = replace(known, times=times).plus(draft.now)
+    known = replace(known, times=times, step=step).plus(draft.now)
     others = (entry for entry in draft.status.diverged_nodes if entry.node != worker.node)
     draft = draft.with_status(diverged_nodes=(*others, known)[-c.OFFENDERS_KEPT :])
-    if len(known.times) < c.DIVERGENCES_TO_AVOID:
+    repeated = len(known.times) >= c.DIVERGENCES_TO_AVOID
+    if not repeated or avoided_already(draft, worker.node, _REPEATED, c.DIVERGENCE_WINDOW):
         return draft
     elsewhere = draft.can_place_elsewhere(worker.node, [worker])
     hours = round(c.DIVERGENCE_WINDOW.total_seconds() / 3600)
     message = messages.job.repeated_divergence(worker.node, len(known.times), hours, elsewhere=elsewhere)
     if elsewhere:
-        draft = avoiding(draft, worker.node, WorkerReason.REPEATED_DIVERGENCE, c.DIVERGENCE_WINDOW)
-    return draft.with_event(WorkerReason.REPEATED_DIVERGENCE, message, warning=True)
+        draft = avoiding(draft, worker.node, _REPEATED, c.DIVERGENCE_WINDOW)
+    return draft.with_event(_REPEATED, message, warning=True)
 
 
 def _with_condition(draft: PlanDraft) -> PlanDraft:
