@@ -161,9 +161,11 @@ def test_a_trial_holds_if_nothing_is_lost_wrong_or_miscounted() -> None:
     calm = Trial(case=undisturbed.name, resumed=0.1, equal=True)
     assert calm.held(undisturbed)
     assert not Trial(**{**calm.to_json(), "worlds": 2}).held(undisturbed), "it is promised the same world"
+    assert not Trial(**{**calm.to_json(), "skipped": 1}).held(undisturbed), "it is promised every step"
     repeated = replace(undisturbed, repeated_steps=1)
-    held = [Trial(**{**calm.to_json(), "worlds": worlds}).held(repeated) for worlds in (1, 2, 3)]
-    assert held == [False, True, False]
+    trials = [Trial(**{**calm.to_json(), "worlds": worlds, "detected": 0.1}) for worlds in (1, 2, 3)]
+    assert [trial.held(repeated) for trial in trials] == [False, True, False]
+    assert not replace(trials[1], detected=None).held(repeated), "no incident names it"
 
 
 def test_a_step_that_must_be_skipped_is_not_completed_in_any_world() -> None:

@@ -37,7 +37,7 @@ class Cost:
 class Trial:
     """The result of one trial.
 
-    `detected` is None if nothing was counted; then `resumed` is the longest pause, and there may be only one world.
+    `detected` is None without an incident; then `resumed` is the longest pause, and there may be only one world.
     """
 
     case: str
@@ -62,11 +62,11 @@ class Trial:
         counted = {case.cause: 1} if case.cause else {}
         whole = self.resumed is not None and self.equal and not self.wrong and not self.complaint
         same = bool(case.cause) or self.worlds == 1 + case.repeated_steps
-        skips = not case.skipped_steps or self.skipped == case.skipped_steps
+        skips = self.skipped == case.skipped_steps or (bool(case.cause) and not case.skipped_steps)
+        reported = not case.repeated_steps or self.detected is not None
         equal = self.divergences == case.divergences
-        return (
-            whole and same and skips and equal and self.lost <= case.max_lost_steps and dict(self.counted) == counted
-        )
+        kept = self.lost <= case.max_lost_steps and dict(self.counted) == counted
+        return whole and same and skips and reported and equal and kept
 
 
 def settle(job: DrillJob, workers: int = WORKERS, *, warm: bool = True) -> None:
@@ -106,8 +106,8 @@ def _run(case: Case, job: DrillJob, warm: bool) -> Trial:
     before = _await("a step", lambda: _known(script_log.newest_attempt(_noted(job))), 30.0)
     job.struck.clear()
     asked = time.time()
-    case.inflict(job)
     try:
+        case.inflict(job)
         struck = job.struck[-1] if job.struck else _struck(job, asked)
         resumed = _resumed(case, job, before, struck)
     except TimeoutError as error:
