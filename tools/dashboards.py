@@ -304,7 +304,12 @@ JOB = Dashboard(
                             ("skipped_samples", "excluded samples"),
                             ("bad_samples", "unreadable samples"),
                             ("spikes", "spikes"),
-                            ("out_of_memory", "steps repeated for memory"),
+                        )
+                    ]
+                    + [
+                        Query(
+                            expr=f"sum(holdfast_training_out_of_memory_total{_THIS})",
+                            legend="ranks out of GPU memory",
                         )
                     ],
                 ),
@@ -359,8 +364,9 @@ JOB = Dashboard(
                 ),
                 one(
                     "Replicas that differed",
-                    f"sum by (node) (increase(holdfast_training_replica_divergences_total{_THIS}[$__rate_interval]))",
-                    "{{node}}",
+                    "sum by (node, repaired)"
+                    f" (increase(holdfast_training_replica_divergences_total{_THIS}[$__rate_interval]))",
+                    "{{node}}, repaired: {{repaired}}",
                 ),
                 one(
                     "Notices",

@@ -49,7 +49,8 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_training_loss"] == 2.125
     assert found["holdfast_training_samples_per_second"] == 1536
     assert found["holdfast_training_gradient_norm"] == 1.25
-    assert found["holdfast_training_replica_divergences_total"] == 1
+    assert found["holdfast_training_replica_divergences_total{repaired=true}"] == 1
+    assert found["holdfast_training_replica_divergences_total{repaired=false}"] == 0
     assert found["holdfast_training_step_seconds"] == 0.16
     assert found["holdfast_training_skipped_steps_total"] == 10
     assert found["holdfast_training_learning_rate_changes_total"] == 1

@@ -73,9 +73,16 @@ def _training(status: Document) -> Iterator[Metric]:
 
 
 def _divergences(divergences: object) -> Iterator[Metric]:
-    if isinstance(divergences, Mapping):
-        text = "Comparisons in which the state of a rank of this pod differed from that of most replicas"
-        yield from _counter("holdfast_training_replica_divergences", text, divergences.get("count"))
+    """Yield how often a rank differed, by outcome."""
+    if not isinstance(divergences, Mapping):
+        return
+    count, repaired = number(divergences.get("count")), number(divergences.get("repaired"))
+    if count is not None and repaired is not None:
+        text = "Times that a rank of this pod differed from other replicas, by whether it received their state"
+        family = CounterMetricFamily("holdfast_training_replica_divergences", text, labels=["repaired"])
+        family.add_metric(["true"], repaired)
+        family.add_metric(["false"], count - repaired)
+        yield family
 
 
 _NON_FINITE: Final = {

@@ -13,7 +13,7 @@ def test_divergences_of_local_ranks_are_counted_and_the_last_one_is_kept() -> No
     body: dict[str, Any] = {"step": 4, "ranks": [1], "majority": True, "tensor": "model/weight"}
     progress.count_divergence(1, body, 7.0)
     progress.count_divergence(2, {**body, "step": 8, "majority": False}, 9.0)
-    assert progress.divergences == 2
+    assert (progress.divergences, progress.repaired_divergences) == (2, 1)
     assert progress.last_divergence == {
         "rank": 2,
         "step": 8,

@@ -52,7 +52,8 @@ class JobReason(StrEnum):
     If this repeats, test the memory and the GPUs of the node in the message.
     """
     NO_MAJORITY_OF_REPLICAS = "NoMajorityOfReplicas"
-    """The replicas differed, and no state had a majority. If they were equal before, training restarts.
+    """The replicas differed, and no state had a majority. If they were equal before, training restarts;
+    otherwise it continues.
 
     If this repeats, test the nodes, and make sure that the script changes the weights alike on all ranks.
     """

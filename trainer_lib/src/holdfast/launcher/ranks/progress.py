@@ -33,7 +33,9 @@ class Progress:
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     tallies: CheckpointCounters = field(default_factory=CheckpointCounters)
     divergences: int = 0
-    """How often the state of a local rank differed from that of most replicas."""
+    """How often the state of a local rank differed from that of other replicas."""
+    repaired_divergences: int = 0
+    """How often such a rank received the state of the majority."""
     last_divergence: dict[str, Any] | None = None
     non_finite: Counter[str] = field(default_factory=Counter)
     """Responses to steps that were not finite, by the fields of the status (`NON_FINITE_COUNTERS`)."""
@@ -57,6 +59,7 @@ class Progress:
             "time": at,
         }
         self.divergences += 1
+        self.repaired_divergences += bool(body["majority"])
 
     def count_guarded(self, kind: str, body: Mapping[str, Any]) -> None:
         """Count a message of the guards. If all ranks send the same, count those of one local rank."""

@@ -120,7 +120,11 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "throughput": None if progress.throughput is None else round(progress.throughput, 3),
         "stepSeconds": None if progress.step_seconds is None else round(progress.step_seconds, 6),
         "gradientNorm": progress.gradient_norm,
-        "divergences": {"count": progress.divergences, "last": _divergence(progress.last_divergence)},
+        "divergences": {
+            "count": progress.divergences,
+            "repaired": progress.repaired_divergences,
+            "last": _divergence(progress.last_divergence),
+        },
         "badSamples": progress.bad_samples,
         "outOfMemory": progress.out_of_memory,
         "nonFinite": {name: progress.non_finite[name] for name in NON_FINITE_COUNTERS},

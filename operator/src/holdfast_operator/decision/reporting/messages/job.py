@@ -93,7 +93,7 @@ def replica_repaired(rank: int, node: str, step: int, tensor: str) -> str:
 def no_majority_of_replicas(step: int, tensor: str) -> str:
     return (
         f"At step {step}, the replicas differed, first in {tensor}, and no state had a majority; if they were equal "
-        "before, training restarts from the newest checkpoint"
+        "before, training restarts from the newest checkpoint, otherwise it continues"
     )
 
 
