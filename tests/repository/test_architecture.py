@@ -1,4 +1,4 @@
-"""Every path and every function that ARCHITECTURE.md names exists."""
+"""Every path and every function that ARCHITECTURE.md names exists, and it names the folders of the packages."""
 
 from __future__ import annotations
 
@@ -72,3 +72,12 @@ def test_the_architecture_names_what_exists() -> None:
     codes = named((ROOT / "ARCHITECTURE.md").read_text())
     assert len(codes) > 100
     assert [code for code in codes if not exists(code)] == []
+
+
+def test_the_architecture_names_the_folders_of_each_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    packages = ("operator/src/holdfast_operator", "sidecar/src/holdfast_sidecar", "trainer_lib/src/holdfast")
+    inner = [Path(file).parent.relative_to(f"/{one}") for file in files() for one in packages if f"/{one}/" in file]
+    folders = {path.as_posix() for path in inner if len(path.parts) in (1, 2)}
+    assert len(folders) > 50
+    assert sorted(one for one in folders if f"`{one}/" not in text) == []
