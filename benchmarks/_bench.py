@@ -289,3 +289,10 @@ def _progress(text: str) -> None:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+def bound(ratios: Sequence[float]) -> float:
+    """Return the upper end of the mean ratio's 95 % interval (two standard errors of the logarithms)."""
+    logs = [math.log(ratio) for ratio in ratios]
+    spread = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return math.exp(statistics.fmean(logs) + spread)

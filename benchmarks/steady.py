@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -135,13 +133,6 @@ def keep(shape: str, said: dict[str, Any], trials: bench.Trials) -> None:
         trials.keep(f"{shape} {said['name']} {what}", value)
 
 
-def bound(ratios: list[float]) -> float:
-    """Return the upper end of the mean ratio's 95 % interval (two standard errors of the logarithms)."""
-    logs = [math.log(ratio) for ratio in ratios]
-    spread = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-    return math.exp(statistics.fmean(logs) + spread)
-
-
 def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Measurement]:
     """Return the rows of one model: the judged bound, and its data."""
     size = size_of(shape)
@@ -156,7 +147,7 @@ def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Measu
         line = bench.measured(BAR, title, values[name], "x", peer=peer, peer_name=peer_name, limit=1.0)
         found.append(line)
         if name == "loop":
-            upper = bound(values[name])
+            upper = bench.bound(values[name])
             title = f"{title}: 95 % bound of the mean"
             found.append(replace(line, what=title, ours=upper, target=TARGET, held=bench.meets(upper, TARGET)))
         cpu = trials.collect(f"{shape} {name} cpu", 0, float)
