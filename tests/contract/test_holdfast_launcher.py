@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard_ranks import HeardRanks
 
 from holdfast.checkpoint.policy.retention import Best, Rules
 from holdfast.core.attempt import AttemptId, Claim
@@ -20,7 +21,7 @@ from holdfast.launcher.drain.touch_file import TouchFile
 from holdfast.launcher.hang.detectors.observation import HangSettings
 from holdfast.launcher.host.termination_log import Ending
 from holdfast.launcher.membership.document import Membership
-from holdfast.launcher.membership.events import How
+from holdfast.launcher.membership.events import How, RankFailed
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy, World
 from holdfast.launcher.membership.state import Attempt, Master, Peer, Phase, State
 from holdfast.launcher.ranks.environ import RankPlace, world_message
@@ -255,6 +256,48 @@ def test_a_wish_is_said_as_it_is_agreed() -> None:
         Wish(type="checkpoint", attempt_id=attempt_id, id="touch-1", reason="touch-file").to_json()
         == said["checkpoint"]
     )
+
+
+@pytest.fixture
+def heard_ranks(tmp_path: Path) -> HeardRanks:
+    """The rank 0 of the golden world."""
+    return HeardRanks(world(), [replace(rank(), attempt_id=None)], tmp_path)
+
+
+def of_a_rank(kind: str) -> Any:
+    return next(body for body in golden("agent_socket.json")["rank"] if body["type"] == kind)
+
+
+def test_messages_of_the_guards_are_counted(heard_ranks: HeardRanks) -> None:
+    for kind in ("skipped", "spike", "rolledBack", "badSamples", "outOfMemory"):
+        heard_ranks.hear(of_a_rank(kind))
+    progress = heard_ranks.progress
+    assert progress.non_finite == {
+        "skippedSteps": 1,
+        "learningRateChanges": 0,
+        "rollBacks": 1,
+        "skippedSamples": 80,
+        "spikes": 1,
+    }
+    assert (progress.bad_samples, progress.out_of_memory) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "reason"),
+    [("rolledBack", Cause.NON_FINITE, "RolledBack"), ("outOfMemory", Cause.OOM, "OutOfMemoryRetried")],
+)
+def test_message_of_a_repeated_step_begins_an_incident(
+    heard_ranks: HeardRanks, kind: str, cause: Cause, reason: str
+) -> None:
+    heard_ranks.hear(of_a_rank(kind))
+    (failed,) = [event for event in heard_ranks.events if isinstance(event, RankFailed)]
+    assert (failed.failure.cause, failed.failure.reason) == (cause, reason)
+    assert failed.failure.message == of_a_rank(kind)["message"]
+
+
+def test_slow_ranks_are_shown_as_it_is_agreed(heard_ranks: HeardRanks) -> None:
+    heard_ranks.hear(of_a_rank("slowRanks"))
+    assert heard_ranks.progress.slow_ranks == golden("status.json")["slowRanks"]
 
 
 def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:

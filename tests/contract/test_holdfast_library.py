@@ -11,15 +11,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from small_training import RecordedNumbers, order
+from solo_job import Solo, make_solo
 
+from holdfast import Guards
 from holdfast.checkpoint.folder.claims import list_claims, write_claim
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.training.launcher_client.agent_client import LauncherClient
 from holdfast.training.launcher_client.connection import Parting, Requests
 from holdfast.training.launcher_client.placement import RankPlacement
+from holdfast.training.protocol.slow_ranks import SlowRank, SlowRanks
+from holdfast.training.recovery.replica_sync import ReplicaSync
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "agent_socket.json").read_text())
@@ -203,6 +210,73 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
     assert next(m["ids"] for m in server.heard if m["type"] == "checkpoint") == ["touch-1"]
     assert heard["exception"]["traceback"][-1] == "ValueError: loss is negative"
     assert heard["done"]["step"] == 4
+
+
+class Troubled(RecordedNumbers):
+    """Numbers of which one cannot be read, and others give an infinite loss."""
+
+    unreadable = -1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.unreadable:
+            raise OSError("Input/output error")
+        return super().__getitem__(index) * (torch.inf if index in self.bad else 1.0)
+
+
+@pytest.fixture
+def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Solo:
+    """A job with a slow rank, a bad sample, a full GPU memory, a spike of the loss, and a roll-back."""
+    places = order(80, 80)
+    data = Troubled(80, {places[56], places[60]})  # of the steps 15 and 16, so that the job rolls back
+    data.unreadable = places[8]
+    guards = Guards(lower_after=1, roll_back_after=2, sample_retries=0, loss_spike="skip", spike_window=10)
+    run, full = make_solo(tmp_path, interval="1", guards=guards), [3]
+    run.launcher.moves_on = True
+    slow = SlowRank(rank=2, seconds=0.41, median_seconds=0.12, activity="compute")
+    monkeypatch.setattr(SlowRanks, "look", lambda *_: (slow,))
+    model = torch.nn.Linear(2, 1)
+    run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        if run.job.committed_step in full:
+            full.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return model(batch).square().mean() * (1000.0 if run.job.committed_step == 11 else 1.0)
+
+    for batch in run.job.batches(data, global_batch_size=4, micro_batch_size=4, max_steps=16):
+        run.job.run_step(lambda batch=batch: forward(batch))
+    return run
+
+
+def test_the_guards_and_the_comparison_of_ranks_say_what_the_golden_messages_say(troubled: Solo) -> None:
+    golden = {message["type"]: message for message in GOLDEN["rank"]}
+    for kind in ("slowRanks", "badSamples", "outOfMemory", "spike", "skipped", "rolledBack"):
+        told = troubled.launcher.of(kind)
+        assert told, kind
+        assert shape({"type": kind, **told[0]}) == shape(golden[kind]), kind
+    assert troubled.launcher.of("slowRanks")[0]["ranks"] == golden["slowRanks"]["ranks"]
+    (sample,) = troubled.launcher.of("badSamples")[0]["samples"]
+    assert shape(sample) == shape(golden["badSamples"]["samples"][0])
+
+
+class ThreeReplicas:
+    """A group whose middle rank is this one, with other weights than both others."""
+
+    rank, size = 1, 3
+
+    def gather(self, own: Any) -> list[Any]:
+        other = dict.fromkeys(own, "other") if isinstance(own, dict) else ["other", True]
+        return [other, own, other]
+
+
+def test_a_replica_that_differs_says_what_the_golden_message_says() -> None:
+    golden = next(message for message in GOLDEN["rank"] if message["type"] == "diverged")
+    told: list[dict[str, Any]] = []
+    agent = SimpleNamespace(send=lambda kind, **body: told.append({"type": kind, **body}))
+    state = SimpleNamespace(objects={"model": torch.nn.Linear(1, 1)}, step=golden["step"])
+    sync = ReplicaSync(agent, state, stepper=SimpleNamespace(), steps=1)  # type: ignore[arg-type]
+    sync.verify(SimpleNamespace(group=ThreeReplicas(), assignment=None))  # type: ignore[arg-type]
+    assert [{**message, "tensor": "model/weight"} for message in told] == [golden]
 
 
 def test_the_golden_claim_is_written_and_read_as_it_is(tmp_path: Path) -> None:
