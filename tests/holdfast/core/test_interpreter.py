@@ -1,6 +1,8 @@
-"""Garbage collection is paused, and afterwards has the settings of the script again."""
+"""Garbage collection is paused, and afterwards has the settings of the script again. An exit waits for threads."""
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -54,3 +56,26 @@ def test_a_thread_beside_the_main_one_changes_nothing() -> None:
     thread.join()
     assert seen == [True]
     assert gc.isenabled()
+
+
+def leave(seconds: float, work: str) -> str:
+    """Run an interpreter that exits while a thread works, and waits this long at most. Return its output."""
+    script = f"""
+import threading
+from holdfast.core import interpreter
+interpreter.EXIT_SECONDS = {seconds}
+def work():
+    {work}
+interpreter.start_thread(work, name="holdfast-saving")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_exit_waits_for_the_work_of_threads() -> None:
+    assert leave(200.0, "threading.Event().wait(0.5), print('saved')") == "saved\n"
+
+
+def test_exit_does_not_wait_for_a_thread_that_is_blocked() -> None:
+    assert leave(0.1, "threading.Event().wait()") == ""
