@@ -131,7 +131,7 @@ def _not_whole(folder: Path, found: Restored) -> Iterator[str]:
     if loaded is None:
         return
     verdict = verify(FolderStore(folder), loaded.name)
-    if not verdict.whole:
+    if not verdict.verified:
         yield f"{loaded.name} is not complete: {verdict.reason}"
     if loaded.manifest.objects["noted"]["digest"] != digest_of(loaded):
         yield WrongBits(f"{loaded.name} does not hold what its script saved")

@@ -118,8 +118,8 @@ def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) 
     assert agent.reached == golden["welcome"]["reached"]
     assert agent.durable == golden["welcome"]["durable"]
     assert agent.trained == AttemptId.from_json(golden["welcome"]["trained"])
-    assert agent.books is not None
-    assert agent.books.to_json() == golden["welcome"]["books"]
+    assert agent.launcher_failures is not None
+    assert agent.launcher_failures.to_json() == golden["welcome"]["books"]
     assert agent.out_of_memory.to_json() == golden["welcome"]["outOfMemory"]
     wanted = Requests(checkpoint=(golden["checkpoint"]["id"],), pause=(golden["quiesce"]["id"],))
     assert eventually(lambda: agent.requests() == wanted), agent.requests()

@@ -280,19 +280,19 @@ class SimulatedCluster:
         self.rules = replace(self.rules, replicas=replicas, min_replicas=min(self.rules.min_replicas, replicas))
         for pod in self.alive()[replicas:]:
             if not pod.frozen:
-                self.feed(pod, events.DrainAsked(id=f"scale-{replicas}", reason="scaled down", cause=None))
+                self.feed(pod, events.DrainRequested(id=f"scale-{replicas}", reason="scaled down", cause=None))
 
     def drain(self, uid: str) -> None:
         """Notify the pod that it must leave."""
         pod = self.pods[uid]
         if pod.alive and not pod.frozen:
-            self.feed(pod, events.DrainAsked(id=f"notice-{uid}", reason="spot notice"))
+            self.feed(pod, events.DrainRequested(id=f"notice-{uid}", reason="spot notice"))
 
     def notice(self, uid: str) -> None:
         """Notify one pod that its node is removed."""
         pod = self.pods[uid]
         if pod.alive and not pod.frozen:
-            asked = events.DrainAsked(id=f"spot-{pod.node}", reason=f"{pod.node} goes", node=pod.node)
+            asked = events.DrainRequested(id=f"spot-{pod.node}", reason=f"{pod.node} goes", node=pod.node)
             self.feed(pod, asked)
 
     def miss(self, uid: str, lost: str) -> None:

@@ -174,7 +174,7 @@ def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
             earlier.setattr(writer, "tiles", lambda size, boxes: False)
         ones = {"v": torch.ones(4, 3), "w": torch.ones(4, 3)}
         dcp.save(ones, storage_writer=writer.StorageWriter(tmp_path, step=20), no_dist=True)
-    assert verdict(tmp_path).whole
+    assert verdict(tmp_path).verified
     return tmp_path
 
 

@@ -297,7 +297,7 @@ def killed_at(scene: Scene, victim: int, point: tuple[str, int], helper: Helper)
     killed = ended.statuses[victim] == signal.SIGKILL
     assert killed or ended.announced, (where, ended)
     store = FolderStore(root)
-    assert [str(listed) for listed in store.commits() if not verify(store, listed).whole] == [], where
+    assert [str(listed) for listed in store.commits() if not verify(store, listed).verified] == [], where
     step, bits = content(root)
     assert step == 20 or (step == case.before and not ended.announced), (where, step)
     assert bits == scene.steps[step], where

@@ -67,7 +67,7 @@ def test_chain_checkpoints_are_bit_exact_and_chains_are_bounded(
     for step, then in history.items():
         assert_is(root, step, then)
         assert len(manifest(root, step).depends_on) < every
-        assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).whole
+        assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).verified
     full = [step for step in history if manifest(root, step).parent is None]
     assert all(any(begin <= step < begin + every for begin in full) for step in history)
     assert not list((root).glob("quarantine/*"))

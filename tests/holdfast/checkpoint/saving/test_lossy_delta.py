@@ -123,7 +123,7 @@ def test_restored_elements_are_within_the_threshold(
         assert found.bounds.keys() <= FLOATS
         assert set(found.bounds.values()) <= {threshold}
         assert len(found.depends_on) < every
-        assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).whole
+        assert verify(FolderStore(root), CheckpointName(step=step, attempt_id=ONE)).verified
     assert not list(root.glob("quarantine/*"))
 
 

@@ -91,7 +91,7 @@ def test_name_that_is_no_text_is_refused_before_any_write(tmp_path: Path) -> Non
 
 def test_tensor_named_like_the_reserved_header_key_round_trips(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=1, __metadata__=Box(torch.ones(3)))
-    assert verify(FolderStore(tmp_path), CheckpointName(step=1, attempt_id=AttemptId(0, 1))).whole
+    assert verify(FolderStore(tmp_path), CheckpointName(step=1, attempt_id=AttemptId(0, 1))).verified
     assert list(load_file(path / "rank-0.safetensors")) == ["__metadata__'"]
     box = Box()
     checkpoint.load(tmp_path, __metadata__=box)

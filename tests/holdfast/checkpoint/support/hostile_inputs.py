@@ -249,7 +249,7 @@ def converted(folder: Path, files: dict[str, bytes], name: str = "") -> str:
         made = import_weights.commit(
             FolderStore(target), import_weights.objects(found, name="all", split=False), step=1, made=NOW
         )
-        assert verify(FolderStore(target), made).whole
+        assert verify(FolderStore(target), made).verified
         return "converted"
 
     with untouched(source), warnings.catch_warnings():

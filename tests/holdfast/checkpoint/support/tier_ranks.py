@@ -42,12 +42,12 @@ class TierRank:
             TierWorld(settings=settings, neighbours=neighbours, local_rank=local_rank, exchange=exchange, check=check)
         )
 
-    def save(self, snapshot: Snapshot, context: FencingContext, *, asked: bool = False) -> SaveResult:
+    def save(self, snapshot: Snapshot, context: FencingContext, *, requested: bool = False) -> SaveResult:
         rank, size = self._exchange.rank, self._exchange.size
         staged = plan(snapshot, self._arena, self._planner, rank=rank, size=size)
         if self._arena is not None:
             staged.copy()
-        return self.tier.save(staged, self._exchange, context, asked=asked)
+        return self.tier.save(staged, self._exchange, context, requested=requested)
 
     def due_at(self, step: int) -> bool:
         return self.tier.due_at(step)

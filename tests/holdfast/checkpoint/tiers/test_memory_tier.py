@@ -141,7 +141,7 @@ def test_requested_checkpoint_between_two_due_ones_is_copied(
         tier = made.tier(exchange)
         due = [step for step in range(1, 5) if tier.due_at(step)]
         assert all(tier.save(snapshot_of(step, exchange.rank), TERMS).committed for step in due)
-        return tier.save(snapshot_of(5, exchange.rank), TERMS, asked=True)
+        return tier.save(snapshot_of(5, exchange.rank), TERMS, requested=True)
 
     results = world(2, last)
     assert all(result.committed and result.nbytes and result.copying for result in results)
@@ -189,7 +189,7 @@ def test_next_attempt_keeps_the_last_copy_when_no_copy_was_due(
 
     def first(exchange: Any) -> SaveResult:
         saves(tier := made.tier(exchange), exchange.rank, 10, 11)
-        return tier.save(snapshot_of(12, exchange.rank), TERMS, asked=True)
+        return tier.save(snapshot_of(12, exchange.rank), TERMS, requested=True)
 
     assert all(result.committed for result in world(2, first))
     claim = Claim(attempt_id=AttemptId(1, 2), job_uid="job", publication="p", from_step=12, from_attempt_id=FIRST)

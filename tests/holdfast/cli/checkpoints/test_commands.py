@@ -90,7 +90,7 @@ def test_verify_reads_every_commit_and_changes_nothing(holdfast: Commands, folde
 
     judged = holdfast.json("verify", folder)["commits"]
 
-    assert [(one["commit"], one["whole"]) for one in judged] == [("step-20.g1.a1", True), ("step-10.g1.a1", True)]
+    assert [(one["commit"], one["verified"]) for one in judged] == [("step-20.g1.a1", True), ("step-10.g1.a1", True)]
     assert tree(folder) == before
 
 
@@ -164,7 +164,7 @@ def test_what_retention_deletes_meanwhile_is_not_damaged(
 
     newest, older = holdfast.json("verify", folder)["commits"]
 
-    assert (newest["whole"], older["gone"], older["damage"]) == (True, True, [])
+    assert (newest["verified"], older["gone"], older["damage"]) == (True, True, [])
 
 
 def test_a_newer_version_is_not_judged_and_not_moved(holdfast: Commands, folder: Path) -> None:

@@ -186,18 +186,18 @@ def test_checkpoint_overwritten_during_the_search_is_not_corrupt(
     folder = memory(3, copies=True)
     store = open_node_store(folder)
     assert store is not None
-    (rank_folder,) = store._rank_folders
+    (own,) = store._folders
     asked: list[str] = []
 
     def has(name: CheckpointName, file: str) -> bool:
-        found = rank_folder.has(name, file)
+        found = own.has(name, file)
         if not asked:  # between the two files of a rank
             for path in folder.glob("launcher-0/own-*.slot-*"):
                 path.unlink()
         asked.append(file)
         return found
 
-    monkeypatch.setattr(store, "_rank_folders", [replace(rank_folder, has=has)])
+    monkeypatch.setattr(store, "_folders", [replace(own, has=has)])
     assert verify(store, CheckpointName(step=3, attempt_id=AttemptId(1, 1))).gone
     assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
@@ -214,14 +214,14 @@ def test_memory_is_never_corrupt_while_a_job_saves_every_step(memory: Callable[.
     assert [verdict.damages for verdict in verdicts if verdict.damaged] == []
     store = open_node_store(tmp_path / "a")  # most of them were overwritten during the read
     assert store is not None
-    assert verify(store, store.commits()[-1]).whole
+    assert verify(store, store.commits()[-1]).verified
 
 
 @pytest.mark.parametrize("form", ["local:{}", "{}", "rank"])
 def test_of_a_disk_the_own_part_is_verified_and_the_rest_named(holdfast: Commands, disk: Path, form: str) -> None:
     where, before = own_of(disk) if form == "rank" else form.format(disk), bytes_in(disk)
     (verdict,) = holdfast.json("verify", where)["commits"]
-    assert (verdict["whole"], verdict["damage"]) == (False, [])
+    assert (verdict["verified"], verdict["damage"]) == (False, [])
     assert verdict["elsewhere"] == ["rank-1.json", "rank-1.safetensors"]
     assert 700_000 < verdict["bytes"] < 710_000
     assert bytes_in(disk) == before

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cli.demo.report import Check, ExpectedCost, Outcome, held, table
+from holdfast.cli.demo.report import Check, CostLimit, Outcome, held, table
 
-KEPT = Outcome(expected=ExpectedCost(fault="rank killed", seconds=3.0), noticed=0.1, next_step=0.4, lost=0)
+KEPT = Outcome(expected=CostLimit(fault="rank killed", seconds=3.0), noticed=0.1, next_step=0.4, lost=0)
 WHOLE = Check(what="every sample exactly once", held=True)
 
 

@@ -26,8 +26,8 @@ def incident(pod: Pod, attempt_id: AttemptId) -> Cause:
     return next(i.failure.cause for i in pod.state.incidents if i.attempt_id == attempt_id)
 
 
-def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.DrainAsked:
-    return events.DrainAsked(id="spot", reason="the machine goes", until=until, cause=cause)
+def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.DrainRequested:
+    return events.DrainRequested(id="spot", reason="the machine goes", until=until, cause=cause)
 
 
 def test_drained_pod_exits_75_after_an_agreed_checkpoint() -> None:
@@ -149,7 +149,7 @@ def test_late_drain_checkpoint_is_an_incident_and_may_lose_steps(keeps: bool) ->
     assert before is not None
     assert sim.run(5, lambda: len(before.steps) > before.saved)
     until, made, saved = sim.now + 0.2, len(before.steps), before.saved
-    sim.feed(sim.pods["w1"], events.DrainAsked(id="spot", reason="the machine goes", until=until))
+    sim.feed(sim.pods["w1"], events.DrainRequested(id="spot", reason="the machine goes", until=until))
     sim.tick(0.25)
     assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
     sim.round()
@@ -162,7 +162,7 @@ def test_late_drain_checkpoint_is_an_incident_and_may_lose_steps(keeps: bool) ->
 
 def test_a_lone_worker_that_drains_without_a_commit_says_so() -> None:
     sim = training(1, replace_lost=False)
-    sim.feed(sim.pods["w0"], events.DrainAsked(id="spot", reason="the machine goes", until=sim.now))
+    sim.feed(sim.pods["w0"], events.DrainRequested(id="spot", reason="the machine goes", until=sim.now))
     (known,) = sim.pods["w0"].state.incidents
     assert known.failure.cause is Cause.INTERRUPTION
     assert known.failure.step == len(sim.trainings[0].steps)
@@ -183,7 +183,7 @@ def test_a_lone_worker_that_is_drained_leaves_with_75() -> None:
 
 def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
     sim = training(replace_lost=False)
-    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    sim.feed(sim.pods["w2"], events.DrainRequested(id="d", reason="scaled down", cause=None))
     assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
     assert sim.pods["w2"].exit_code == 75
     assert sim.pods["w0"].state.incidents == ()
@@ -194,7 +194,7 @@ def test_member_gone_after_its_drain_checkpoint_is_not_lost(hears: str) -> None:
     """Its launcher may report the checkpoint and its exit before our own rank reports to us."""
     sim = training(replace_lost=False)
     pod = sim.pods[hears]
-    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    sim.feed(sim.pods["w2"], events.DrainRequested(id="d", reason="scaled down", cause=None))
     if hears != "w2":
         sim.feed(pod, events.Received(sender="w2", message=sim.pods["w2"].state.hello))
     gone = replace(sim.pods["w0"].state.hello, world=None, left=AttemptId(1, 1))
@@ -210,7 +210,7 @@ def test_drained_workers_checkpoint_their_last_step_and_leave(order: str, rounds
     sim = training(replace_lost=False)
     for uid in order.split():
         if sim.pods[uid].alive:
-            sim.feed(sim.pods[uid], events.DrainAsked(id="drain-9", reason="the operator asked", cause=None))
+            sim.feed(sim.pods[uid], events.DrainRequested(id="drain-9", reason="the operator asked", cause=None))
         for _ in range(rounds_between):
             sim.round()
     assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
@@ -225,7 +225,7 @@ def test_early_exit_of_ranks_of_a_suspended_job_is_no_loss() -> None:
     assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))
     attempt_id = sim.trainings[-1].world.attempt_id
     first, *others = sim.pods.values()
-    ordered = events.DrainAsked(id="drain-9", reason="the operator asked", cause=None)
+    ordered = events.DrainRequested(id="drain-9", reason="the operator asked", cause=None)
     sim.feed(first, ordered)
     held, first.local = first.local, []
     sim.deliver_all()

@@ -38,7 +38,7 @@ def ends(*told: tuple[float, str, str]) -> list[AttemptId | None]:
         )
         known = noted(known, incident)
         assert noted(known, incident) == known, "hearing it again changes nothing"
-        found.append(None if known is None else known.whole(incident.attempt_id))
+        found.append(None if known is None else known.counted_with(incident.attempt_id))
     return found
 
 

@@ -24,8 +24,8 @@ def roster(low: int, high: int) -> Roster:
 
 def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
     here = RunRequest(options=RunOptions(nodes=(2, 4), processes=2), run_id="run-1")
-    assert here.asked() == {"--nproc-per-node": "2", "--nnodes": "2:4"}
-    assert here.refusal(here.asked()) is None
+    assert here.shared_options() == {"--nproc-per-node": "2", "--nnodes": "2:4"}
+    assert here.refusal(here.shared_options()) is None
     assert here.refusal({}) is None
     assert here.refusal({"--of-the-future": "1"}) is None
 
@@ -38,11 +38,11 @@ def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
         (other(nodes=(4, 4)), "--nnodes is 4 here and 2:4 at"),
         (replace(other(run_name="mine"), run_id="mine"), "--rdzv-id is mine here and run-1 at"),
     ):
-        said = here.refusal(there.asked())
+        said = here.refusal(there.shared_options())
         assert said is not None
         assert said.startswith(option)
         assert "set the same on every host" in said
-    assert here.refusal(replace(here, run_id="run-2").asked()) is None, "a name that nobody gave"
+    assert here.refusal(replace(here, run_id="run-2").shared_options()) is None, "a name that nobody gave"
 
 
 @pytest.mark.parametrize(

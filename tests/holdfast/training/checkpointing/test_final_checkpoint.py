@@ -393,19 +393,19 @@ def ask(connect: Callable[[], Any], left: dict[int, FailingRank], size: int) -> 
 
 def test_all_hear_of_all(connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 60.0)
-    left = {rank: FailingRank(step=7, whole=rank != 1) for rank in range(3)}
+    left = {rank: FailingRank(step=7, complete=rank != 1) for rank in range(3)}
     found = ask(connect, left, 3)
     assert found == dict.fromkeys(range(3), (left[0], left[1], left[2]))
     assert not final_checkpoint.can_be_saved(found[0])
 
 
 def test_where_one_is_missing_nobody_saves(connect: Callable[[], Any]) -> None:
-    whole = FailingRank(step=7, whole=True)
+    whole = FailingRank(step=7, complete=True)
     assert ask(connect, {0: whole, 2: whole}, 3) == {0: (), 2: ()}
 
 
 def test_who_comes_after_the_others_gave_up_saves_nothing_either(connect: Callable[[], Any]) -> None:
-    whole = FailingRank(step=7, whole=True)
+    whole = FailingRank(step=7, complete=True)
     assert ask(connect, {0: whole}, 2) == {0: ()}
     assert ask(connect, {1: whole}, 2) == {1: ()}
 
@@ -414,16 +414,16 @@ def test_rank_its_launcher_waits_for_does_not_look_for_others(
     connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 3600.0)
-    own = FailingRank(step=7, whole=True)
+    own = FailingRank(step=7, complete=True)
     assert final_checkpoint.together(connect(), own, rank=0, size=2, hurried=lambda: True) == ()
 
 
 @pytest.mark.parametrize(
     ("left", "good"),
     [
-        ([FailingRank(step=7, whole=True), FailingRank(step=7, whole=True)], True),
-        ([FailingRank(step=7, whole=True), FailingRank(step=7, whole=False)], False),
-        ([FailingRank(step=7, whole=True), FailingRank(step=8, whole=True)], False),
+        ([FailingRank(step=7, complete=True), FailingRank(step=7, complete=True)], True),
+        ([FailingRank(step=7, complete=True), FailingRank(step=7, complete=False)], False),
+        ([FailingRank(step=7, complete=True), FailingRank(step=8, complete=True)], False),
     ],
     ids=["one state", "one half changed", "a step apart"],
 )
@@ -434,8 +434,8 @@ def test_only_one_whole_state_is_saved(left: list[FailingRank], good: bool) -> N
 @pytest.mark.parametrize(
     ("left", "same"),
     [
-        ([FailingRank(step=7, whole=False, saves=2), FailingRank(step=8, whole=True, saves=2)], True),
-        ([FailingRank(step=7, whole=True, saves=2), FailingRank(step=7, whole=True, saves=1)], False),
+        ([FailingRank(step=7, complete=False, saves=2), FailingRank(step=8, complete=True, saves=2)], True),
+        ([FailingRank(step=7, complete=True, saves=2), FailingRank(step=7, complete=True, saves=1)], False),
         ([], False),
     ],
     ids=["all began the same saves", "one began a save alone", "not all failed"],

@@ -48,7 +48,7 @@ def test_a_job_commits_when_its_own_choice_says_so(
 
     run = solo(tmp_path, interval="Auto")
     caplog.set_level(logging.INFO, "holdfast.checkpoint")
-    run.launcher.books = LauncherFailures(id="a", failures=23, seconds=0.0)
+    run.launcher.launcher_failures = LauncherFailures(id="a", failures=23, seconds=0.0)
     model = torch.nn.Linear(2, 1)
     run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
 

@@ -38,8 +38,8 @@ class Run:
         )
 
     def save(self, step: int, *, asked: bool = False) -> None:
-        for tier in self.scheduler.due_now(step, asked=asked):
-            self.scheduler.save_now(tier, step, lambda: cast(Any, None), asked=asked)
+        for tier in self.scheduler.due_now(step, requested=asked):
+            self.scheduler.save_now(tier, step, lambda: cast(Any, None), requested=asked)
 
 
 def test_training_stops_if_the_first_save_has_no_capacity() -> None:

@@ -45,7 +45,7 @@ class Recorder:
     reached: int = 0
     durable: int = 0
     trained: AttemptId | None = None
-    books: LauncherFailures | None = None
+    launcher_failures: LauncherFailures | None = None
     out_of_memory: OutOfMemory = field(default_factory=OutOfMemory)
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attempt_id: AttemptId | None = None  # None: the folder determines the attempt

@@ -155,11 +155,11 @@ class CheckpointManager:
                 )
         self.tiers = tuple(entered)
 
-    def save_on(self, tier: Tier, snapshot: Snapshot, *, asked: bool = False) -> SaveResult:
+    def save_on(self, tier: Tier, snapshot: Snapshot, *, requested: bool = False) -> SaveResult:
         """Save on a tier that copies the live objects while training is paused."""
         exchange = self._exchange
         staged = plan(self._owned(snapshot), None, self._planner, rank=exchange.rank, size=exchange.size)
-        return tier.save(staged, exchange, self._fence.context, check=self._check, asked=asked)
+        return tier.save(staged, exchange, self._fence.context, check=self._check, requested=requested)
 
     def begin_on(
         self, tier: Tier, snapshot: Snapshot, on_end: Callable[[SaveResult], None] = _ignore_result

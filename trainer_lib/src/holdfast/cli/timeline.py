@@ -98,8 +98,8 @@ def _heading(recording: Recording) -> str:
     began = datetime.fromtimestamp(recording.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
     reached = f", step {steps[0]} to {steps[-1]}" if steps else ""
     failures = len(recording.of("failure"))
-    counts = f"{failures} failure{'' if failures == 1 else 's'}"
-    return f"{began} UTC, {_length(recording):.1f} s{reached}, {counts}{_skipped(recording)}"
+    text = f"{failures} failure{'' if failures == 1 else 's'}"
+    return f"{began} UTC, {_length(recording):.1f} s{reached}, {text}{_skipped(recording)}"
 
 
 def _skipped(recording: Recording) -> str:
@@ -168,8 +168,8 @@ def _checkpoint(entry: Entry) -> str:
 def _restore(entry: Entry) -> str:
     stores, lost = (", ".join(map(str, entry.get(name) or ())) for name in ("stores", "lost"))
     inexact = str(entry.get("inexact") or "")
-    counts = f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
-    return counts + (inexact and f"; {inexact}")
+    text = f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
+    return text + (inexact and f"; {inexact}")
 
 
 def _divergence(entry: Entry) -> str:

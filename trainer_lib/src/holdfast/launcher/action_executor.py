@@ -55,7 +55,11 @@ class ActionExecutor:
                 self._local.stop(attempt_id, reason, self.grace(grace))
             case e.QuiesceRanks(attempt_id=attempt_id, id=wish, reason=reason, commit=commit):
                 self._local.quiesce(
-                    attempt_id, wish, reason, commit=commit, near=commit and self._last_checkpoint.has_node_tiers
+                    attempt_id,
+                    wish,
+                    reason,
+                    commit=commit,
+                    node_local=commit and self._last_checkpoint.copies_to_peer,
                 )
             case e.RequestCheckpoint(attempt_id=attempt_id, id=wish, reason=reason):
                 self._local.checkpoint(attempt_id, wish, reason)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from holdfast.launcher.drain.requests import LEAST_DRAIN_SECONDS
 from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.host.termination_log import Ending
-from holdfast.launcher.membership.events import CheckpointAsked, DrainAsked
+from holdfast.launcher.membership.events import CheckpointRequested, DrainRequested
 from holdfast.launcher.process.child import Reaper
 
 _log = logging.getLogger("holdfast.launcher")
@@ -62,7 +62,7 @@ class Signals:
             return
         _log.info("SIGTERM: this worker leaves after an agreed checkpoint")
         until = now + max(LEAST_DRAIN_SECONDS, self._grace_seconds - _LEAVE_SECONDS)
-        self._pump.feed(DrainAsked(id="sigterm", reason="SIGTERM", until=until))
+        self._pump.feed(DrainRequested(id="sigterm", reason="SIGTERM", until=until))
 
     def _interrupted(self) -> None:
         self._interrupts += 1
@@ -73,8 +73,8 @@ class Signals:
             return
         _log.info("SIGINT: this worker leaves after an agreed checkpoint; a second SIGINT ends it at once")
         if not self.leaving:
-            self._pump.feed(DrainAsked(id="sigint", reason="SIGINT"))
+            self._pump.feed(DrainRequested(id="sigint", reason="SIGINT"))
 
     def _checkpoint(self) -> None:
         self._checkpoints += 1
-        self._pump.feed(CheckpointAsked(id=f"sigusr1-{self._checkpoints}", reason="SIGUSR1"))
+        self._pump.feed(CheckpointRequested(id=f"sigusr1-{self._checkpoints}", reason="SIGUSR1"))

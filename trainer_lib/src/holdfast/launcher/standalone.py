@@ -142,7 +142,7 @@ class Standalone:
         await rendezvous.join(
             connection,
             own=own,
-            requested=self._terms.asked(),
+            requested=self._terms.shared_options(),
             secret=self._place.secret,
             accept=self._agent.see_membership,
         )

@@ -44,7 +44,7 @@ class StorageReader(storage.StorageReader):
     """Reads what `StorageWriter` has written, at any world size and sharding."""
 
     def __init__(self, where: str | os.PathLike[str] | Location, *, step: int | None = None) -> None:
-        self._stores: Location = local_path(where) if isinstance(where, (str, os.PathLike)) else where
+        self._location: Location = local_path(where) if isinstance(where, (str, os.PathLike)) else where
         self._step = None if step is None else step_number(step)
         self._name: CheckpointName | None = None
         self._manifest: Manifest | None = None
@@ -53,14 +53,14 @@ class StorageReader(storage.StorageReader):
         """Begin a load. `checkpoint_id` is `step-<number>`, optionally with a folder before it."""
         if checkpoint_id is not None:
             folder, self._step = parse_checkpoint_id(checkpoint_id)
-            self._stores = folder or self._stores
+            self._location = folder or self._location
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
         """Return the checkpoint's content. Raise `CorruptCheckpointError` if its record and its tensors differ."""
-        found = newest(self._stores, claims=(), job_uid="", step=self._step)
+        found = newest(self._location, claims=(), job_uid="", step=self._step)
         if found is None:
             which = "checkpoint" if self._step is None else f"checkpoint of step {self._step}"
-            raise CheckpointError(f"no readable {which} in {_urls(self._stores)}")
+            raise CheckpointError(f"no readable {which} in {_urls(self._location)}")
         self._name, self._manifest = found
         check_described(self._manifest)
         stored = self._manifest.state.get(KEY)
@@ -83,7 +83,7 @@ class StorageReader(storage.StorageReader):
         """Raise `CheckpointError` if ranks found different checkpoints. Nothing has been read at this point."""
         if len(plans) == 1 and self._step is None and ranks() > 1:
             raise CheckpointError(
-                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._stores)} "
+                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._location)} "
                 "separately, and other ranks may find another one. Nothing was loaded. Leave no_dist=True "
                 "out or, if only one rank loads, select the step with StorageReader(…, step=…)"
             )
@@ -92,7 +92,7 @@ class StorageReader(storage.StorageReader):
         if other is not None:
             one, two = (found[rank].get("checkpoint", "nothing") for rank in (0, other))
             raise CheckpointError(
-                f"ranks found different checkpoints in {_urls(self._stores)}: rank 0 found {one}, and rank "
+                f"ranks found different checkpoints in {_urls(self._location)}: rank 0 found {one}, and rank "
                 f"{other} found {('another one of the same name' if one == two else two)}. Nothing was "
                 "loaded. On some hosts, the cache of a network file system shows a new checkpoint up to a "
                 "minute late. Load again, or select the step with StorageReader(…, step=…)"
@@ -108,15 +108,15 @@ class StorageReader(storage.StorageReader):
         with uncollected():
             requests = _requests(plan, planner, manifest)
             extents = _by_file(requests)
-        openers = [partial(open_file, store, name) for store in as_stores(self._stores)]
+        openers = [partial(open_file, store, name) for store in as_stores(self._location)]
         try:
             with closing(Copies(openers=openers, records=manifest.files)) as copies:
                 read_into(copies, extents)
         except CorruptCheckpointError as error:
-            if not all(is_gone(store, name) for store in as_stores(self._stores)):
+            if not all(is_gone(store, name) for store in as_stores(self._location)):
                 raise
             raise CheckpointError(
-                f"{name} was deleted from {_urls(self._stores)} while it was read. It is not corrupt. Load "
+                f"{name} was deleted from {_urls(self._location)} while it was read. It is not corrupt. Load "
                 "again, and keep more checkpoints in the job that saves there (keep_last, "
                 "checkpoint.retention.keepLast)"
             ) from error

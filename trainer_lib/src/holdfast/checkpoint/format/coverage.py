@@ -76,7 +76,7 @@ def _check_apart(tensors: Iterable[TensorRecord]) -> None:
 def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
     if tensor.dtype not in ITEM_BYTES:
         raise CorruptCheckpointError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
-    if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _is_derived(tensor)):
+    if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _is_covered(tensor)):
         raise CorruptCheckpointError(f"MANIFEST.json: the chunks of tensor {name} do not cover it exactly")
     _check_patches(name, tensor, files)
 
@@ -87,7 +87,7 @@ def _fits(dtype: str, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
     return within and ITEM_BYTES[dtype] * math.prod(chunk.shape) == chunk.nbytes
 
 
-def _is_derived(tensor: TensorRecord) -> bool:
+def _is_covered(tensor: TensorRecord) -> bool:
     if not tensor.in_rows:
         return not tensor.patches and tiles(tensor.shape, ((chunk.start, chunk.shape) for chunk in tensor.chunks))
     rows = 0

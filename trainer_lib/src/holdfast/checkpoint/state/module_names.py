@@ -79,7 +79,7 @@ def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     """
     shown: dict[str, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
-        part_name = _part_name(part)
+        part_name = _prefix_of(part)
         if part_name is None:
             continue
         inside = f"{path}." if path else ""
@@ -91,7 +91,7 @@ def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
             yield f"{outside}{part_name}.", outside
 
 
-def _part_name(part: torch.nn.Module) -> str | None:
+def _prefix_of(part: torch.nn.Module) -> str | None:
     """Return the prefix that a wrapper adds to the names in it.
 
     Modules that are slow to import are not imported: if they are not loaded, they wrap nothing.

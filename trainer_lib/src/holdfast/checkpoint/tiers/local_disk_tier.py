@@ -193,7 +193,7 @@ class LocalTier:
         context: FencingContext,
         *,
         check: Callable[[], None] = lambda: None,
-        asked: bool = False,
+        requested: bool = False,
     ) -> SaveResult:
         """Save what is staged. Every rank returns the same result. `check` may raise to cancel this rank's part."""
         name = staged.snapshot.name

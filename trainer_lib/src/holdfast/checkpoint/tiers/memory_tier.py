@@ -145,7 +145,7 @@ class MemoryTier:
         context: FencingContext,
         *,
         check: Callable[[], None] = lambda: None,
-        asked: bool = False,
+        requested: bool = False,
     ) -> SaveResult:
         """Save the checkpoint. Every rank returns the same result.
 
@@ -154,7 +154,7 @@ class MemoryTier:
         self._find_newest(exchange, context)
         snapshot, part = staged.snapshot, RankFiles(staged, exchange)
         every = self._settings.peer_interval
-        copied = self._target is not None and (asked or (every is not None and snapshot.name.step % every == 0))
+        copied = self._target is not None and (requested or (every is not None and snapshot.name.step % every == 0))
         failure: Exception | None = None
         record = writer = None
         seconds = 0.0
@@ -252,13 +252,13 @@ class MemoryTier:
         except NoCapacityError:
             launcher = Peer(me, self._settings.key)
             try:
-                reserved = peers.free_space(launcher, name, keep)
+                freed_later = peers.free_space(launcher, name, keep)
             except CheckpointError as error:
                 _log.debug("the launcher frees no memory: %s", error)
-                reserved = 0
+                freed_later = 0
             finally:
                 launcher.close()
-            return slots.begin(name, space, keep=keep, job=job, reserved=reserved)
+            return slots.begin(name, space, keep=keep, job=job, freed_later=freed_later)
 
     def _copy(self, part: RankFiles, writer: SlotWriter, record: RankWritten) -> float:
         began, copy = time.monotonic(), self._outgoing(part, record.files)

@@ -59,11 +59,11 @@ class Tier(Protocol):
         context: FencingContext,
         *,
         check: Callable[[], None] = lambda: None,
-        asked: bool = False,
+        requested: bool = False,
     ) -> SaveResult:
         """Save what is staged. Every rank returns the same result. `check` may raise to cancel this rank's part.
 
-        `asked`: a worker must leave, so copies on other nodes are created even if none is due.
+        `requested`: a worker must leave, so copies on other nodes are created even if none is due.
         """
 
     def restored(self, name: CheckpointName) -> None:

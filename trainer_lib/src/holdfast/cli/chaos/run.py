@@ -32,7 +32,7 @@ from holdfast.launcher.process.child import own_program
 
 _POLL_SECONDS = 0.02
 # Seconds after the start of the ranks until the first fault, for a script that makes no steps with Holdfast.
-_START_TIMEOUT_SECONDS = 20.0
+_FIRST_FAULT_SECONDS = 20.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -110,8 +110,8 @@ class _Chaos:
             self._injected_at = time.monotonic()
 
     def _trains(self) -> bool:
-        not_started = self._ran is not None and time.monotonic() - self._ran > _START_TIMEOUT_SECONDS
-        return bool(self._trace.records) or not_started
+        without_steps = self._ran is not None and time.monotonic() - self._ran > _FIRST_FAULT_SECONDS
+        return bool(self._trace.records) or without_steps
 
     def _status(self) -> dict[str, Any]:
         try:

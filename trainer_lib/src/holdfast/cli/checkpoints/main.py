@@ -117,7 +117,7 @@ def _result_text(verification: Verification, *, moved: bool) -> str:
         return f"{verification.name}: not verified: {verification.unknown}"
     if verification.gone:
         return f"{verification.name}: deleted while it was read"
-    if verification.whole:
+    if verification.verified:
         return f"{verification.name}: complete, {format_size(verification.nbytes)} verified"
     if not verification.damaged:
         return (
@@ -211,10 +211,10 @@ def _prune(known: argparse.Namespace) -> Exit:
 
 
 def _pruned(pruning: Pruning, *, dry: bool) -> str:
-    category = "would be deleted" if dry else "deleted"
-    rows = [(str(name), category if deleted else "stays", reason) for name, deleted, reason in pruning.lines]
+    result = "would be deleted" if dry else "deleted"
+    rows = [(str(name), result if deleted else "stays", reason) for name, deleted, reason in pruning.lines]
     damaged = [f"{name}: CORRUPT, and not counted: run holdfast checkpoints verify" for name in pruning.damaged]
-    left = [f"{name}: {category}, left by an interrupted save or deletion" for name in pruning.leftovers]
+    left = [f"{name}: {result}, left by an interrupted save or deletion" for name in pruning.leftovers]
     return "\n".join([*damaged, list_show.aligned(rows) if rows else "no checkpoint", *left])
 
 
@@ -239,8 +239,8 @@ def _rewind(known: argparse.Namespace) -> Exit:
 
 
 def _rewound(rewinding: Rewinding, *, dry: bool) -> str:
-    category = "would be moved" if dry else "moved"
-    moved = [f"{name}: {category} to quarantine/" for name in rewinding.newer] or ["no checkpoint is newer"]
+    result = "would be moved" if dry else "moved"
+    moved = [f"{name}: {result} to quarantine/" for name in rewinding.newer] or ["no checkpoint is newer"]
     return "\n".join([*moved, f"the job resumes from {rewinding.base}"])
 
 

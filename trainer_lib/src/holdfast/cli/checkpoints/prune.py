@@ -54,14 +54,14 @@ def plan(store: CheckpointStore, rules: Rules, keep_last: int, *, now: datetime,
     entries = Ages(store).entries()
     job_uid = "" if newest is None else newest.job_uid
     line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    whole, damaged = _newest_verified(store, [commit.name for commit in line], keep_last)
+    verified, damaged = _newest_verified(store, [commit.name for commit in line], keep_last)
     root = _folder(store)
     decisions = decide(
         entries,
         claims,
         job_uid=job_uid,
         own=_highest(entries, newest),
-        verified=whole,
+        verified=verified,
         keep_last=keep_last,
         rules=rules,
         now=now,
@@ -85,17 +85,17 @@ def _folder(store: CheckpointStore) -> Path | None:
 def _newest_verified(
     store: CheckpointStore, line: Sequence[CheckpointName], count: int
 ) -> tuple[list[CheckpointName], list[CheckpointName]]:
-    whole: list[CheckpointName] = []
+    verified: list[CheckpointName] = []
     damaged: list[CheckpointName] = []
     for name in line:
-        if len(whole) == count:
+        if len(verified) == count:
             break
         verification = verify(store, name)
-        if verification.whole:
-            whole.append(name)
+        if verification.verified:
+            verified.append(name)
         elif verification.damaged:
             damaged.append(name)
-    return whole, damaged
+    return verified, damaged
 
 
 def _highest(entries: Sequence[Entry], newest: Claim | None) -> AttemptId:

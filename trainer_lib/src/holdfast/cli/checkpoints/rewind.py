@@ -88,7 +88,7 @@ def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointNa
             f"{store.url} has no checkpoint of step {step} that the job would read; it has steps: {there}"
         )
     verification = verify(store, found)
-    if not verification.whole:
+    if not verification.verified:
         raise CorruptCheckpointError(
             f"{found} is not complete: {verification.reason or verification.unknown}. Nothing was changed"
         )

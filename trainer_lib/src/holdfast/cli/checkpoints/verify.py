@@ -58,7 +58,7 @@ class Verification:
         return bool(self.damages)
 
     @property
-    def whole(self) -> bool:
+    def verified(self) -> bool:
         """Whether every byte was verified."""
         return not self.damages and not self.unknown and not self.gone and not self.elsewhere
 
@@ -70,7 +70,7 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         return {
             "commit": str(self.name),
-            "whole": self.whole,
+            "verified": self.verified,
             "bytes": self.nbytes,
             "damage": [damage.to_json() for damage in self.damages],
             "unknown": self.unknown,

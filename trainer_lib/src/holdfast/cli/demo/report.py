@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedCost:
+class CostLimit:
     """A fault and its maximum cost."""
 
     fault: str
@@ -19,7 +19,7 @@ class ExpectedCost:
 class Outcome:
     """The cost of a fault; None for a missing value."""
 
-    expected: ExpectedCost
+    expected: CostLimit
     noticed: float | None = None
     next_step: float | None = None
     lost: int | None = None

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from holdfast.cli.demo.launchers import COUNT, PACE_FILE, Launchers
-from holdfast.cli.demo.report import Check, ExpectedCost, Outcome, held, table
+from holdfast.cli.demo.report import Check, CostLimit, Outcome, held, table
 from holdfast.cli.support.child_process import swept_folder
 from holdfast.core.errors import DemoError
 from holdfast.fault_injection.step_trace import (
@@ -41,10 +41,10 @@ _SCARCE_SECONDS = 1.0
 _STATUS_SECONDS = 0.5
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-KILLED = ExpectedCost(fault="rank process SIGKILLed", seconds=3.0)
-STOPPED = ExpectedCost(fault="rank process stopped (SIGSTOP)", seconds=4.0)
-SHRUNK = ExpectedCost(fault="launcher killed, 3 -> 2", seconds=3.0, size=2)
-GROWN = ExpectedCost(fault="launcher joins, 2 -> 3", seconds=15.0, size=3)
+KILLED = CostLimit(fault="rank process SIGKILLed", seconds=3.0)
+STOPPED = CostLimit(fault="rank process stopped (SIGSTOP)", seconds=4.0)
+SHRUNK = CostLimit(fault="launcher killed, 3 -> 2", seconds=3.0, size=2)
+GROWN = CostLimit(fault="launcher joins, 2 -> 3", seconds=15.0, size=3)
 
 
 def run_demo(environ: Mapping[str, str]) -> int:
@@ -116,7 +116,7 @@ class _Demo:
         self._over = True
         self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", timeout=READY_TIMEOUT)
 
-    def _inject(self, expected: ExpectedCost, inject: Callable[[_Demo], None]) -> Outcome:
+    def _inject(self, expected: CostLimit, inject: Callable[[_Demo], None]) -> Outcome:
         """Inject one fault and wait for the step after it."""
         moment, wall = time.monotonic(), time.time()
         inject(self)
@@ -134,7 +134,7 @@ class _Demo:
         self._log("resumed", text)
         return Outcome(expected=expected, noticed=noticed, next_step=found.time - moment, lost=lost)
 
-    def _next_step(self, expected: ExpectedCost, moment: float) -> StepRecord | None:
+    def _next_step(self, expected: CostLimit, moment: float) -> StepRecord | None:
         """Return the first step that started after the fault, in a world of the promised size; None without one."""
 
         def made() -> StepRecord | None:
@@ -193,7 +193,7 @@ class _Demo:
             lambda: steps_of_all(self._trace.records, since, size=COUNT) >= _TRAINING_STEPS, lost, timeout=timeout
         )
 
-    def _wait_for_status(self, expected: ExpectedCost, wall: float) -> None:
+    def _wait_for_status(self, expected: CostLimit, wall: float) -> None:
         """Wait for a launcher's status, which follows its step within a fraction of a second."""
         end = time.monotonic() + (0.0 if expected is GROWN else _STATUS_SECONDS)
         self._wait(lambda: self._noticed(wall) is not None or time.monotonic() > end, "")
@@ -261,7 +261,7 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-_FAULTS: tuple[tuple[ExpectedCost, Callable[[_Demo], None]], ...] = (
+_FAULTS: tuple[tuple[CostLimit, Callable[[_Demo], None]], ...] = (
     (KILLED, _Demo.kill_rank),
     (STOPPED, _Demo.stop_rank),
     (SHRUNK, _Demo.kill_launcher),

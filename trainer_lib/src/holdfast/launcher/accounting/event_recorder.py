@@ -167,8 +167,8 @@ class EventRecorder:
         told = (int(body["step"]), *stores, *lost)
         if (stores or lost) and told != self._told:
             self._told = told
-            near = {"inexact": str(body["inexact"])} if body.get("inexact") else {}
-            self._write("restore", step=told[0], stores=stores, lost=lost, **near)
+            inexact = {"inexact": str(body["inexact"])} if body.get("inexact") else {}
+            self._write("restore", step=told[0], stores=stores, lost=lost, **inexact)
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self._timeline is not None:

@@ -275,7 +275,7 @@ class GoodputAccounts:
         self._processes.pop(pid, None)
 
     @property
-    def times(self) -> FailureBooks:
+    def failure_counters(self) -> FailureBooks:
         """The number of failed attempts, and the time in which they occurred."""
         return FailureBooks(id=self._id, failures=self.failures, seconds=self._exposure.seconds)
 

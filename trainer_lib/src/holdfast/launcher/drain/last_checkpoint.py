@@ -30,7 +30,7 @@ class LastCheckpoint:
         self._plan: Plan | None = None  # set while this worker must leave
 
     @property
-    def has_node_tiers(self) -> bool:
+    def copies_to_peer(self) -> bool:
         """Whether the last checkpoint is to be copied to another node's memory, even if no copy is due."""
         return self._plan is not None and PEER_TIER in self._plan.tiers
 

@@ -11,7 +11,7 @@ from holdfast.core.log_format import rfc3339
 from holdfast.launcher.drain.touch_file import Request, TouchFile
 from holdfast.launcher.event_pump import EventPump
 from holdfast.launcher.membership.document import Rules
-from holdfast.launcher.membership.events import CheckpointAsked, DrainAsked
+from holdfast.launcher.membership.events import CheckpointRequested, DrainRequested
 from holdfast.launcher.ranks.event_adapter import LocalRanks
 
 _log = logging.getLogger("holdfast.launcher")
@@ -49,9 +49,9 @@ class Requests:
         if request.drain:
             node = self._node if request.node_leaves else ""
             until = self._until(request)
-            self._pump.feed(DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
+            self._pump.feed(DrainRequested(id=request.id, reason=request.reason, until=until, node=node))
         else:
-            self._pump.feed(CheckpointAsked(id=request.id, reason=request.reason))
+            self._pump.feed(CheckpointRequested(id=request.id, reason=request.reason))
 
     def _until(self, request: Request) -> float | None:
         """Return the earlier of the request's and the job's deadline; None if the request has none."""

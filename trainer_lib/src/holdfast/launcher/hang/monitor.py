@@ -95,21 +95,21 @@ class HangWatch:
         """Whether no stacks are being saved."""
         return self._ending is None
 
-    def check(self, observed: WatchInput) -> tuple[Stall, ...] | None:
+    def check(self, watched: WatchInput) -> tuple[Stall, ...] | None:
         """Judge these ranks. Return the report for other launchers; None if it did not change."""
         if not self._finished():
             return None
-        ranks = [*observed.ranks, *(rank for rank, _, _ in observed.absent)]
+        ranks = [*watched.ranks, *(rank for rank, _, _ in watched.absent)]
         readings = {rank.slot: reading for rank in ranks if (reading := self.activity_pages.read(rank.slot))}
-        seen, now = _observed(observed, readings), time.monotonic()
+        seen, now = _observed(watched, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
         for text in self._watchdog.warnings:
-            _log.warning("%s", text, extra={"fields": {"attempt": str(observed.attempt_id)}})
+            _log.warning("%s", text, extra={"fields": {"attempt": str(watched.attempt_id)}})
         if verdicts:
-            self._found(observed.attempt_id, verdicts[0].message)
+            self._found(watched.attempt_id, verdicts[0].message)
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
             self._ending = asyncio.get_running_loop().create_task(
-                self._end(verdicts, sources, ranks, observed.attempt_id)
+                self._end(verdicts, sources, ranks, watched.attempt_id)
             )
         return self._watchdog.stalls(seen, now)
 
@@ -149,11 +149,11 @@ class HangWatch:
     ) -> None:
         """End the ranks, even those that continued: the signal may have interrupted a call unexpectedly."""
         dumps = await stack_dumps.gather(sources)
-        remote = {
+        moved_on = {
             rank.slot for rank in ranks if rank.greeted and rank.attempt_id != attempt_id
         }  # in another attempt by now
         for verdict in verdicts:
-            if verdict.slot in remote:
+            if verdict.slot in moved_on:
                 self._report(verdict, dumps, attempt_id)
             elif not self._left(verdict):
                 self._report(verdict, dumps, attempt_id)
@@ -180,24 +180,24 @@ class HangWatch:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
 
 
-def _observed(observed: WatchInput, readings: Mapping[int, Reading]) -> Observed:
+def _observed(watched: WatchInput, readings: Mapping[int, Reading]) -> Observed:
     times = {reading.pid: cpu_times(reading.pid) for reading in readings.values()}
     return Observed(
-        attempt_id=observed.attempt_id,
-        world_size=observed.world_size,
+        attempt_id=watched.attempt_id,
+        world_size=watched.world_size,
         ranks_here=tuple(
             ObservedRank(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
-            for rank in observed.ranks
+            for rank in watched.ranks
             if rank.slot in readings
         ),
         absent=tuple(
             AbsentRank(
                 slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited
             )
-            for rank, left_at, awaited in observed.absent
+            for rank, left_at, awaited in watched.absent
             if rank.slot in readings
         ),
-        remote=observed.remote,
+        remote=watched.remote,
         cpu_waits={pid: waited for pid, (_, waited) in times.items()},
         cpu_runs={pid: ran for pid, (ran, _) in times.items()},
     )

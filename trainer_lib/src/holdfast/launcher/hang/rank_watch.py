@@ -39,14 +39,14 @@ class RankWatch:
         absent = self._supervisor.absent
         size = next((rank.place.world_size for rank in (*trains, *absent) if rank.place), 0)
         self._hangs.keep_activity_pages(self._supervisor.slots)
-        observed = WatchInput(
+        watched = WatchInput(
             attempt_id=attempt_id,
             world_size=size,
             ranks=ranks,
             absent=[(rank, rank.left_at or 0.0, not rank.parked) for rank in absent],
             remote=self._remote_stalls(attempt_id),
         )
-        stalls = self._hangs.check(observed)
+        stalls = self._hangs.check(watched)
         if stalls is not None and stalls != self._pump.state.stalls:
             self._pump.feed(Stalled(stalls=stalls))
 

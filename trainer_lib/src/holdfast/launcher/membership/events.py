@@ -183,7 +183,7 @@ class ForeignClaims:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointAsked:
+class CheckpointRequested:
     """A checkpoint is requested, by touch file, notice or directive. Each ID counts once."""
 
     id: str
@@ -191,7 +191,7 @@ class CheckpointAsked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrainAsked:
+class DrainRequested:
     """This launcher must leave, after one agreed checkpoint (SIGTERM, SIGINT, notice, touch file with `drain`).
 
     `until`, on the state machine's clock, is the deadline of the checkpoint; None: the checkpoint deadline of the
@@ -227,8 +227,8 @@ Event = (
     | LocalDone
     | RanksEnded
     | ForeignClaims
-    | CheckpointAsked
-    | DrainAsked
+    | CheckpointRequested
+    | DrainRequested
 )
 
 

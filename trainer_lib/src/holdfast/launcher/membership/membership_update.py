@@ -25,7 +25,7 @@ def update_membership(turn: Transition, membership: Membership) -> None:
         request_checkpoint(turn, membership.checkpoint.id, membership.checkpoint.reason)
     if turn.state.me in membership.drain:
         reason = f"the operator requested it in revision {membership.revision}"
-        drain.begin_drain(turn, events.DrainAsked(id=f"drain-{membership.revision}", reason=reason, cause=None))
+        drain.begin_drain(turn, events.DrainRequested(id=f"drain-{membership.revision}", reason=reason, cause=None))
 
 
 def conflicts(known: Membership, generation: int, publication: str) -> bool:

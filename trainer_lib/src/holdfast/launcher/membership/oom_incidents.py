@@ -34,7 +34,7 @@ class Exhaustion:
         soon = incident.detected < min(self.last + GAP, self.began + SPAN)  # times of the reporting launchers
         return soon and incident.attempt_id > self.ends[-1] and _may_result_from(incident.failure, self.pod)
 
-    def whole(self, attempt_id: AttemptId) -> AttemptId | None:
+    def counted_with(self, attempt_id: AttemptId) -> AttemptId | None:
         """Return the attempt with which this attempt's end is counted; None if it is the first, or unrelated."""
         return self.ends[0] if attempt_id in self.ends[1:] else None
 

@@ -56,14 +56,14 @@ class Rule:
     def matches(self, failure: Failure) -> bool:
         """Whether the failure meets all conditions of the rule."""
         code = None if failure.reason in _OF_OTHERS else failure.exit_code
-        asked = [
+        conditions = [
             code in self.exit_codes if self.exit_codes is not None else None,
             code is not None and code not in self.other_codes if self.other_codes is not None else None,
             code in _SIGNALS and (code or 0) - 128 in self.signals if self.signals is not None else None,
             failure.reason == "OutOfMemory" and self.oom in {"Process", "Any"} if self.oom else None,
             failure.reason == "Hung" if self.hang else None,
         ]
-        given = [answer for answer in asked if answer is not None]
+        given = [answer for answer in conditions if answer is not None]
         return bool(given) and all(given)
 
 

@@ -218,11 +218,11 @@ def _foreign_claims(turn: Transition, event: events.ForeignClaims) -> None:
         )  # its ranks wait for their end, even if the membership lists the claims by now
 
 
-def _checkpoint_asked(turn: Transition, event: events.CheckpointAsked) -> None:
+def _checkpoint_requested(turn: Transition, event: events.CheckpointRequested) -> None:
     request_checkpoint(turn, event.id, event.reason)
 
 
-def _drain_asked(turn: Transition, event: events.DrainAsked) -> None:
+def _drain_requested(turn: Transition, event: events.DrainRequested) -> None:
     drain.begin_drain(turn, event)
 
 
@@ -269,6 +269,6 @@ _HANDLERS: Final[dict[type[Any], Callable[[Transition, Any], None]]] = {
     events.LocalDone: _local_done,
     events.RanksEnded: _ranks_ended,
     events.ForeignClaims: _foreign_claims,
-    events.CheckpointAsked: _checkpoint_asked,
-    events.DrainAsked: _drain_asked,
+    events.CheckpointRequested: _checkpoint_requested,
+    events.DrainRequested: _drain_requested,
 }

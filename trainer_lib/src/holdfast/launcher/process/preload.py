@@ -123,7 +123,7 @@ def load(program: Program) -> Loaded | None:
     skipped: dict[str, str] = {}
     threaded: list[str] = []
     trains = any(entry.top in _TORCH for entry in wanted)
-    with _restored_imports():
+    with _throttled_imports():
         if trains:
             _import_all(_TRAINING, skipped)
         with _rank_variables_hidden():
@@ -273,7 +273,7 @@ def _rank_variables_hidden() -> Iterator[None]:
         os.environ.__class__ = plain
 
 
-class _RestoreImports:
+class _ThrottledImports:
     """A finder that finds nothing. Before each import it sleeps for as long as the last imports took."""
 
     def __init__(self) -> None:
@@ -288,8 +288,8 @@ class _RestoreImports:
 
 
 @contextlib.contextmanager
-def _restored_imports() -> Iterator[None]:
-    finder: Any = _RestoreImports()
+def _throttled_imports() -> Iterator[None]:
+    finder: Any = _ThrottledImports()
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -142,12 +142,16 @@ class LocalRanks:
             self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
         self._fail(rank, exit_cause.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
-    def quiesce(self, attempt_id: AttemptId, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
+    def quiesce(self, attempt_id: AttemptId, wish_id: str, reason: str, *, commit: bool, node_local: bool) -> None:
         """Request an agreed end of the attempt; a script without Holdfast's loop gets SIGTERM.
 
-        `near`: the checkpoint is also written to memory and copied to other nodes, due there or not.
+        `node_local`: the checkpoint is also written to memory and copied to other nodes, due there or not.
         """
-        self._wish(Wish(type="quiesce", attempt_id=attempt_id, id=wish_id, reason=reason, commit=commit, near=near))
+        self._wish(
+            Wish(
+                type="quiesce", attempt_id=attempt_id, id=wish_id, reason=reason, commit=commit, node_local=node_local
+            )
+        )
         if not self.supervisor.uses_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
             self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(attempt_id))
@@ -255,7 +259,7 @@ class LocalRanks:
             "reached": self._recorder.accounts.highest,
             "durable": self._durable(membership),
             "trained": None if self._trained is None else self._trained.to_json(),
-            "books": self._recorder.accounts.times.to_json(),
+            "books": self._recorder.accounts.failure_counters.to_json(),
             "outOfMemory": self.progress.memory_record,
             "tiers": self._tiers.describe(),
         }
@@ -343,14 +347,14 @@ class LocalRanks:
 
     def _answer(self, ids: Iterable[str], body: Mapping[str, Any]) -> None:
         for request_id in ids:
-            asked = self._unanswered.pop(request_id, None)
-            if asked is not None:
+            requested_at = self._unanswered.pop(request_id, None)
+            if requested_at is not None:
                 self._touch.acknowledge(
                     request_id=request_id,
                     step=int(body["step"]),
                     tier=str(body.get("tier", "")),
                     result=str(body["result"]),
-                    seconds=round(self._now() - asked, 3),
+                    seconds=round(self._now() - requested_at, 3),
                 )
 
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
@@ -415,12 +419,9 @@ class LocalRanks:
     def _check_quiesced(self, attempt_id: AttemptId) -> None:
         """Feed `Quiesced` if all ranks made their last step. The request may come from another launcher."""
         ranks = self.supervisor.ranks
-        asked = any(wish.type == "quiesce" and wish.attempt_id == attempt_id for wish in self._wishes)
-        if (
-            self._quiesced
-            or self.supervisor.attempt_id != attempt_id
-            or not (asked or any(rank.quiesced for rank in ranks))
-        ):
+        requested = any(wish.type == "quiesce" and wish.attempt_id == attempt_id for wish in self._wishes)
+        begun = requested or any(rank.quiesced for rank in ranks)
+        if self._quiesced or self.supervisor.attempt_id != attempt_id or not begun:
             return
         if all(rank.quiesced or rank.done or rank.ended for rank in ranks):
             self._quiesced = True

@@ -84,10 +84,10 @@ class Wish:
     id: str
     reason: str
     commit: bool = True
-    near: bool = False
+    node_local: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        commit = {"commit": self.commit, "near": self.near} if self.type == "quiesce" else {}
+        commit = {"commit": self.commit, "near": self.node_local} if self.type == "quiesce" else {}
         return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
 
 

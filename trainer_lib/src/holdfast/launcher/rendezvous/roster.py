@@ -74,17 +74,17 @@ class RunRequest:
             "backoff": {"initialSeconds": self.backoff_seconds, "maxSeconds": 60.0},
         }
 
-    def asked(self) -> dict[str, str]:
+    def shared_options(self) -> dict[str, str]:
         """Return, by option, the values that must be the same on every host of a run."""
         low, high = self.options.nodes
         nodes = f"{low}" if low == high else f"{low}:{high}"
         name = {"--rdzv-id": self.run_id} if self.options.run_name else {}
         return {"--nproc-per-node": str(self.processes), "--nnodes": nodes, **name}
 
-    def refusal(self, asked: Mapping[str, Any]) -> str | None:
+    def refusal(self, requested: Mapping[str, Any]) -> str | None:
         """Return why a launcher with these values cannot join, or None: rank numbers need equal values everywhere."""
-        own = {**self.asked(), "--rdzv-id": self.run_id}
-        for option, value in asked.items():
+        own = {**self.shared_options(), "--rdzv-id": self.run_id}
+        for option, value in requested.items():
             if option in own and value != own[option]:
                 return f"{option} is {value} here and {own[option]} at --rdzv-endpoint: set the same on every host"
         return None

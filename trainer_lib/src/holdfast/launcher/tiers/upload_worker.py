@@ -47,7 +47,7 @@ class Host:
     """The queue. One thread receives names, another one uploads."""
 
     def __init__(self, line: IO[str], answers: socket.socket, uploader: Uploader) -> None:
-        self._socket = line
+        self._lines = line
         self._answers = answers
         self._uploader = uploader
         self._queue = Queue()
@@ -55,7 +55,7 @@ class Host:
 
     def listen(self) -> None:
         """Receive names until the launcher closes its side."""
-        for text in self._socket:
+        for text in self._lines:
             name = parse_commit(text.strip())
             if name is not None and self._may_be_uploaded(name):
                 self._become(replace(self._queue, newest=name, failures=0, retry_at=0.0))

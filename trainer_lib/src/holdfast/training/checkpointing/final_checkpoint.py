@@ -27,12 +27,12 @@ _VERDICT: Final = "verdict"
 class FailingRank:
     """The state of a failing rank.
 
-    `whole`: the state is exactly that of the step, without parts of the next one. `saves`: the number of saves that
-    the rank has begun in the attempt.
+    `complete`: the state is exactly that of the step, without parts of the next one. `saves`: the number of saves
+    that the rank has begun in the attempt.
     """
 
     step: int
-    whole: bool
+    complete: bool
     saves: int = 0
 
 
@@ -63,7 +63,7 @@ def alike(left: Sequence[FailingRank]) -> bool:
 
 def can_be_saved(left: Sequence[FailingRank]) -> bool:
     """Return whether all ranks have the same state of one step."""
-    return all(one.whole for one in left) and len({one.step for one in left}) == 1
+    return all(one.complete for one in left) and len({one.step for one in left}) == 1
 
 
 def raised_in_update(objects: Mapping[str, Any], trace: TracebackType | None) -> bool:

@@ -99,12 +99,12 @@ class CheckpointHooks:
         scheduler, step = self._scheduler, self._state.step
         if agreed.urgent:
             scheduler.lift_rate_limit()
-        asked = agreed.quiesce and agreed.node_local
+        requested = agreed.quiesce and agreed.node_local
         # On these tiers, a checkpoint replaces the last one, and a roll-back needs one before a row of skipped steps.
         in_row = self._state.non_finite.in_a_row > 0
-        for tier in scheduler.due_now(step, asked=asked):
-            if asked or not in_row:
-                self._save_now(tier, asked=asked)
+        for tier in scheduler.due_now(step, requested=requested):
+            if requested or not in_row:
+                self._save_now(tier, requested=requested)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         leaves = agreed.pause and not needed
         background_tier = scheduler.due_in_background(step, busy=agreed.busy)
@@ -190,10 +190,10 @@ class CheckpointHooks:
             self._scheduler.settle()
         return self._scheduler.has_folder and not self.behind
 
-    def _save_now(self, tier: Tier, *, asked: bool) -> None:
+    def _save_now(self, tier: Tier, *, requested: bool) -> None:
         self._stepper.check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._scheduler.save_now(tier, self._state.step, self._snapshot, asked=asked)
+            self._scheduler.save_now(tier, self._state.step, self._snapshot, requested=requested)
 
     def _save_in_background(self, tier: Tier) -> None:
         self._stepper.check()

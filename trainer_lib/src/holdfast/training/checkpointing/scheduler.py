@@ -89,7 +89,7 @@ class CheckpointScheduler:
         """Begin in a new world."""
         self._coordinator, self._cancel = coordinator, cancel
         self._background, self._due = None, {}
-        self._state.failures = self._state.failures.with_counters(self._agent.books)
+        self._state.failures = self._state.failures.with_counters(self._agent.launcher_failures)
         self._entered = time.monotonic()
         self._choose()
 
@@ -119,9 +119,9 @@ class CheckpointScheduler:
             if running.saving.lost:
                 raise PeerLostError(running.saving.lost)
         # not earlier, because the save that has just ended may have answered it
-        asked = self._agent.requests().checkpoint
+        requested = self._agent.requests().checkpoint
         again = self._failed > 0 and time.monotonic() >= self._retry_at
-        return again or not self._tried.issuperset(asked) or self._timed() or self._interrupted
+        return again or not self._tried.issuperset(requested) or self._timed() or self._interrupted
 
     def lift_rate_limit(self) -> None:
         """Lift the rate limit of the running checkpoint and of the next one, because something waits for it."""
@@ -164,7 +164,7 @@ class CheckpointScheduler:
 
         saving = self._engine.begin(taken, ended, spare=spare, urgent=self._urgent)
         self._urgent = False
-        self._running = _RunningSave(step=step, asked=requests.checkpoint, saving=saving, waited=waited)
+        self._running = _RunningSave(step=step, requested=requests.checkpoint, saving=saving, waited=waited)
         self._saved_at = time.monotonic()
 
     def settle(self) -> None:
@@ -204,24 +204,24 @@ class CheckpointScheduler:
             self._land(running)
         self._state.failures, self._entered = self.failures, time.monotonic()
 
-    def due_now(self, step: int, *, asked: bool) -> list[Tier]:
+    def due_now(self, step: int, *, requested: bool) -> list[Tier]:
         """Return the tiers on which every rank saves this step before the next one.
 
-        With `asked`, a worker must leave, so these are all tiers without background saves.
+        With `requested`, a worker must leave, so these are all tiers without background saves.
         """
-        return [tier for tier in self._tiers if not tier.in_background and (asked or tier.due_at(step))]
+        return [tier for tier in self._tiers if not tier.in_background and (requested or tier.due_at(step))]
 
-    def save_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
+    def save_now(self, tier: Tier, step: int, snapshot: Callable[[], Snapshot], *, requested: bool = False) -> None:
         """Save on a tier while training is paused. A failure is reported, and the previous save stays.
 
-        With `asked`, also copy to other nodes, whether due or not. Raise `NoCapacityError` if the first save does not
-        fit and none was requested: training would otherwise continue without the checkpoints that were configured.
+        With `requested`, also copy to other nodes, whether due or not. Raise `NoCapacityError` if the first save does
+        not fit and none was requested: training would otherwise continue without the configured checkpoints.
         """
         if self._engine is None:
             return
         started = time.monotonic()
-        result = self._engine.save_on(tier, snapshot(), asked=asked)
-        if result.full and not asked:
+        result = self._engine.save_on(tier, snapshot(), requested=requested)
+        if result.full and not requested:
             raise NoCapacityError(result.message)
         # repeated messages are logged once
         if result.committed or result.message != self._tier_errors.get(tier.name):
@@ -265,7 +265,7 @@ class CheckpointScheduler:
                 _log.warning(_NOT_ON_TIER, step, tier.name, result.cause, result.message)
 
         saving = self._engine.begin_on(tier, taken, ended)
-        self._background = _RunningSave(step=step, asked=(), saving=saving, waited=0.0)
+        self._background = _RunningSave(step=step, requested=(), saving=saving, waited=0.0)
 
     @property
     def _tiers(self) -> tuple[Tier, ...]:
@@ -313,11 +313,11 @@ class CheckpointScheduler:
         if result.committed:
             self._state.saved_step = running.step
             self._failed, self._non_finite, self._retry_at, self._tried = 0, 0, 0.0, frozenset()
-            self._agent.answered(Requests(checkpoint=running.asked))
+            self._agent.answered(Requests(checkpoint=running.requested))
             self._cadence.record(stall=running.waited + result.stalled, write=result.seconds)
             self._choose()
         else:
-            self._tried = frozenset(running.asked)
+            self._tried = frozenset(running.requested)
             self._count_failed(running.step, result)
 
     def _report(
@@ -358,7 +358,7 @@ class _RunningSave:
     """A running checkpoint, and the requests that it answers."""
 
     step: int
-    asked: tuple[str, ...]
+    requested: tuple[str, ...]
     saving: Saving
     waited: float
 

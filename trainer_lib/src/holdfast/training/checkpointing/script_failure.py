@@ -51,7 +51,7 @@ class ScriptFailure:
             self.agent.stay()
             cancel.check()  # the script may have failed on the way into the next attempt
             over.start()
-            own = FailingRank(step=self.state.step, whole=self._complete(trace), saves=self.hooks.begun)
+            own = FailingRank(step=self.state.step, complete=self._complete(trace), saves=self.hooks.begun)
             left = self._gathered(own)
             if final_checkpoint.alike(left) and (self.hooks.busy or self.hooks.behind):
                 self.agent.send("lastCommit", step=self.state.step)

@@ -47,7 +47,7 @@ class LauncherClient:
         self.reached = 0
         self.durable = 0
         self.trained: AttemptId | None = None
-        self.books: LauncherFailures | None = None
+        self.launcher_failures: LauncherFailures | None = None
         self.out_of_memory = OutOfMemory()
         self.tiers: Mapping[str, Mapping[str, Any]] = {}
         self._slot = slot
@@ -292,7 +292,7 @@ class LauncherClient:
             self.reached = int(message.get("reached") or 0)
             self.durable = int(message.get("durable") or 0)
             self.trained = AttemptId.from_optional(message.get("trained"))
-            self.books = LauncherFailures.from_optional(message.get("books"))
+            self.launcher_failures = LauncherFailures.from_optional(message.get("books"))
             self.out_of_memory = OutOfMemory.from_json(message.get("outOfMemory") or {})
             self.tiers = message.get("tiers") or {}
             self._state.notify_all()

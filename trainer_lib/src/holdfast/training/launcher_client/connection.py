@@ -43,7 +43,7 @@ class LauncherConnection(Protocol):
     reached: int  # the highest step that the job completed, as far as the launcher knows
     durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
     trained: AttemptId | None  # the highest earlier attempt in which this launcher had ranks, including exited ones
-    books: LauncherFailures | None  # the launcher's failure counters at its welcome to this attempt
+    launcher_failures: LauncherFailures | None  # the launcher's failure counters at its welcome to this attempt
     out_of_memory: OutOfMemory  # the record that the last process with a full GPU memory left at this launcher
     tiers: Mapping[str, Mapping[str, Any]]  # the settings of the launcher's tiers, by name
 

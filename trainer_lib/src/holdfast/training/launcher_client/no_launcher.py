@@ -28,7 +28,7 @@ class NoLauncher:
     tiers: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, place: RankPlacement) -> None:
-        self.books: LauncherFailures | None = LauncherFailures(id=uuid4().hex)
+        self.launcher_failures: LauncherFailures | None = LauncherFailures(id=uuid4().hex)
         self._place: RankPlacement | None = place
         self._cancel = CancelToken()
 

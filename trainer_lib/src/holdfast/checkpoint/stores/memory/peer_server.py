@@ -223,10 +223,10 @@ class _Keeper:
         self.newest: AttemptId | None = None  # the attempt that last sent copies
         self.lock = threading.Lock()
 
-    def begin(self, copy: Copy, reserved: int = 0) -> SlotWriter:
+    def begin(self, copy: Copy, freed_later: int = 0) -> SlotWriter:
         self._slots = self._slots or SlotSet(self._folder, self._owner, limit=self._limit, populate=False)
         self._writer, self.newest = None, copy.name.attempt_id
-        writer = self._slots.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, reserved=reserved)
+        writer = self._slots.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, freed_later=freed_later)
         self._writer = copy.name, writer
         return writer
 

@@ -43,18 +43,24 @@ class SlotSet:
             leftover.unlink(missing_ok=True)
 
     def begin(
-        self, name: CheckpointName, nbytes: int, *, keep: Collection[CheckpointName], job: str = "", reserved: int = 0
+        self,
+        name: CheckpointName,
+        nbytes: int,
+        *,
+        keep: Collection[CheckpointName],
+        job: str = "",
+        freed_later: int = 0,
     ) -> SlotWriter:
         """Overwrite a slot that holds none of `keep`. `nbytes` is the size of all files and the manifest.
 
-        `reserved` is the number of bytes that others free once this checkpoint is complete. Slots that need them are
-        created only then.
+        `freed_later` is the number of bytes that others free once this checkpoint is complete. Slots that need them
+        are created only then.
         """
         index = self._victim(keep)
         slot = self._open(index)
         need = PAGE + nbytes
         if slot is None or slot.capacity < need:
-            slot = self._make(index, need, reserved)
+            slot = self._make(index, need, freed_later)
         return SlotWriter(slot, name, job)
 
     def copied(self) -> frozenset[CheckpointName]:
@@ -86,12 +92,12 @@ class SlotSet:
 
         return min(indices, key=priority)
 
-    def _make(self, index: int, need: int, reserved: int) -> Slot:
+    def _make(self, index: int, need: int, freed_later: int) -> Slot:
         """Create all missing slots at once, so that a lack of capacity is reported before the first checkpoint."""
         self._drop(index)
         missing = [i for i in self._indices() if i == index or self._open(i) is None]
         lacks = self._lacks(padded(need) * len(missing))
-        if lacks and not self._lacks(padded(need) * len(missing) - reserved):
+        if lacks and not self._lacks(padded(need) * len(missing) - freed_later):
             missing, lacks = [index], self._lacks(padded(need))
         if lacks:
             raise self._too_small(need, lacks)

@@ -41,9 +41,9 @@ class CheckpointLocation:
 def find(where: str, *, fresh: bool = False) -> CheckpointLocation:
     """Resolve a folder or URL of checkpoints, or of one of them; `fresh`: it need not exist."""
     root, name = _split(where)
-    near = _node_store(root)
-    if near is not None:
-        return CheckpointLocation(store=near, name=name)
+    node_store = _node_store(root)
+    if node_store is not None:
+        return CheckpointLocation(store=node_store, name=name)
     if root.startswith(_FILE):
         _check_folder(Path(unquote(parted(root).path)), where, name, fresh=fresh)
     elif "://" not in root:

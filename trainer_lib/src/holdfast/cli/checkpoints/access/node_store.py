@@ -28,7 +28,7 @@ _SLOTS: Final = "*.slot-[0-9]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFolder:
+class NodeFolder:
     """Files of checkpoints that are stored together: one rank's folder, or the slots of one launcher's memory."""
 
     store: CheckpointStore
@@ -37,51 +37,49 @@ class RankFolder:
 
 
 class NodeFolderStore(NodeStore):
-    """All shelves of one tier of one node."""
+    """All folders of one tier of one node."""
 
-    def __init__(self, url: str, rank_folders: Sequence[RankFolder]) -> None:
+    def __init__(self, url: str, folders: Sequence[NodeFolder]) -> None:
         self.url = url
-        self._rank_folders = rank_folders
+        self._folders = folders
 
     def commits(self) -> tuple[CheckpointName, ...]:
-        """Return the checkpoints with a manifest on any shelf."""
-        names = {name for rank_folder in self._rank_folders for name in rank_folder.store.commits()}
+        """Return the checkpoints with a manifest in any folder."""
+        names = {name for folder in self._folders for name in folder.store.commits()}
         return tuple(sorted(names))
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """Return the manifest, from any shelf with a valid one."""
+        """Return the manifest, from any folder with a valid one."""
         damage = CorruptCheckpointError(f"{MANIFEST} is missing")
-        for rank_folder in self._having(name):
+        for folder in self._having(name):
             try:
-                return rank_folder.store.manifest(name)
+                return folder.store.manifest(name)
             except CorruptCheckpointError as error:
                 damage = error
         raise damage
 
     def open(self, name: CheckpointName, file: str) -> Source:
         """Open a file of a checkpoint. Raises OtherNodeError if the file is not on this node."""
-        for rank_folder in self._rank_folders:
-            if rank_folder.has(name, file):
-                return rank_folder.store.open(name, file)
+        for folder in self._folders:
+            if folder.has(name, file):
+                return folder.store.open(name, file)
         raise OtherNodeError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
 
     def here(self, name: CheckpointName, files: Collection[str]) -> tuple[str, ...]:
         """Return those of a checkpoint's files that are on this node."""
-        return tuple(
-            file for file in sorted(files) if any(rank_folder.has(name, file) for rank_folder in self._rank_folders)
-        )
+        return tuple(file for file in sorted(files) if any(folder.has(name, file) for folder in self._folders))
 
     def lost(self, name: CheckpointName, files: Collection[str]) -> dict[str, str]:
         """Return the files that must be on this node and are missing, and how that is known."""
         found: dict[str, str] = {}
-        for rank_folder in self._having(name):
-            there = [file for file in files if rank_folder.has(name, file)]
+        for folder in self._having(name):
+            there = [file for file in files if folder.has(name, file)]
             ranks = {shard_rank(file): file for file in there}
             for file in sorted(set(files) - set(there)):
                 if (on_node := ranks.get(shard_rank(file))) is not None:
                     found[file] = f"{file} is missing, and {on_node}, which was written with it, is here"
             if not there:
-                found[MANIFEST] = f"{MANIFEST} is in {rank_folder.store.url}, and no rank's files are next to it"
+                found[MANIFEST] = f"{MANIFEST} is in {folder.store.url}, and no rank's files are next to it"
         return found
 
     def quarantine(self, name: CheckpointName, reason: str) -> bool:
@@ -95,8 +93,8 @@ class NodeFolderStore(NodeStore):
             "it up: use ls, show, verify, diff, export, or copy from it"
         )
 
-    def _having(self, name: CheckpointName) -> list[RankFolder]:
-        return [rank_folder for rank_folder in self._rank_folders if name in rank_folder.store.commits()]
+    def _having(self, name: CheckpointName) -> list[NodeFolder]:
+        return [folder for folder in self._folders if name in folder.store.commits()]
 
 
 def open_node_store(path: Path) -> NodeFolderStore | None:
@@ -112,14 +110,14 @@ def open_node_store(path: Path) -> NodeFolderStore | None:
     return None
 
 
-def _local_disk_folder(folder: Path) -> RankFolder:
-    return RankFolder(
+def _local_disk_folder(folder: Path) -> NodeFolder:
+    return NodeFolder(
         store=FolderStore(folder, shared=False),
         has=lambda name, file: file == Path(file).name and (folder / str(name) / file).exists(),
     )
 
 
-def _memory_folder(folder: Path) -> RankFolder:
+def _memory_folder(folder: Path) -> NodeFolder:
     store = MemoryStore(folder)
 
     def has(name: CheckpointName, file: str) -> bool:
@@ -129,4 +127,4 @@ def _memory_folder(folder: Path) -> RankFolder:
         except CorruptCheckpointError:
             return False
 
-    return RankFolder(store=store, has=has)
+    return NodeFolder(store=store, has=has)

@@ -17,16 +17,17 @@ def mismatched(ranks: RankDurations) -> tuple[HangVerdict, ...]:
     if not here or not all(wait.waits for wait in here) or ranks.seen.world_size == 1:
         return ()
     everyone = (*here, *_remote_waits(ranks))
-    whole = not ranks.seen.remote.outdated and {wait.rank for wait in everyone} == set(range(ranks.seen.world_size))
-    waiting = everyone if whole else here
-    limit = max(wait.deadline for wait in everyone) if whole else ranks.settings.longest
+    every_rank = set(range(ranks.seen.world_size))
+    complete = not ranks.seen.remote.outdated and {wait.rank for wait in everyone} == every_rank
+    waiting = everyone if complete else here
+    limit = max(wait.deadline for wait in everyone) if complete else ranks.settings.longest
     seconds, minority = min(wait.seconds for wait in waiting), _minority(waiting)
     slot = next((rank_here.slot for rank_here in ranks.seen.ranks_here if rank_here.rank == minority.rank), None)
     mismatch = frozenset((wait.attempt_id, wait.rank, wait.activity, wait.step) for wait in waiting)
     if slot is None or seconds <= limit or mismatch == ranks.mismatch:
         return ()
     others = [(wait.rank, wait.activity) for wait in waiting if wait is not minority]
-    text = f"{waits(others, known=whole)}: each waits for the other"
+    text = f"{waits(others, known=complete)}: each waits for the other"
     place = (minority.rank, minority.activity, minority.step)
     return (
         replace(verdict(ranks, place, (seconds, limit), "has waited", text, slot=slot), kills=False, waits=mismatch),

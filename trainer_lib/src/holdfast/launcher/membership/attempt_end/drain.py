@@ -8,7 +8,7 @@ from holdfast.core.protocol import ExitCode
 from holdfast.launcher.membership.attempt_end.incidents import adopt_incident, close_attempt
 from holdfast.launcher.membership.attempt_end.leaving import leave
 from holdfast.launcher.membership.attempt_end.root_cause import drain_failure, drain_incident, drains, root_cause
-from holdfast.launcher.membership.events import DrainAsked, Exit, Note, QuiesceRanks
+from holdfast.launcher.membership.events import DrainRequested, Exit, Note, QuiesceRanks
 from holdfast.launcher.membership.messages import Failure, Hello, Incident, Notice, Priority, Remedy
 from holdfast.launcher.membership.state import Attempt, Drain, Quiesce
 from holdfast.launcher.membership.transition import DRAINED, Transition
@@ -16,7 +16,7 @@ from holdfast.launcher.membership.transition import DRAINED, Transition
 _AGREED = "all ranks agreed to end the attempt"
 
 
-def begin_drain(turn: Transition, event: DrainAsked) -> None:
+def begin_drain(turn: Transition, event: DrainRequested) -> None:
     """Begin to drain. If steps could be lost, request an agreed checkpoint first."""
     until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
     known, postponed = turn.state.drain, turn.state.postponed
@@ -31,7 +31,7 @@ def begin_drain(turn: Transition, event: DrainAsked) -> None:
 def _drain(turn: Transition, drain: Drain) -> None:
     turn.set(drain=drain, postponed=None)
     attempt = turn.attempt
-    if attempt is not None and _has_uncommitted_step(attempt) and attempt.quiesce is None:
+    if attempt is not None and _has_step_to_save(attempt) and attempt.quiesce is None:
         turn.set_attempt(quiesce=Quiesce(id=drain.id, reason=drain.reason, until=drain.until))
         turn.do(QuiesceRanks(attempt_id=attempt.world.attempt_id, id=drain.id, reason=drain.reason, commit=True))
 
@@ -85,7 +85,7 @@ def resume_postponed_drain(turn: Transition) -> None:
     if attempt is None:
         due = _excluded(turn)
     else:
-        due = attempt.done or attempt.quiesced_at is not None or _has_uncommitted_step(attempt)
+        due = attempt.done or attempt.quiesced_at is not None or _has_step_to_save(attempt)
     if due or turn.now >= drain.until:
         _drain(turn, drain)
 
@@ -99,7 +99,7 @@ def _excluded(turn: Transition) -> bool:
     return any(me not in world.uids and (last is None or world.attempt_id > last) for world in worlds)
 
 
-def _has_uncommitted_step(attempt: Attempt) -> bool:
+def _has_step_to_save(attempt: Attempt) -> bool:
     return attempt.step is not None and not attempt.failures and attempt.quiesced_at is None and not attempt.done
 
 
@@ -117,7 +117,7 @@ def join_drain(turn: Transition, sender: str, hello: Hello) -> None:
     if attempt is None or told is None or not told.node or sender not in attempt.world.uids:
         return
     if attempt.world.member(turn.state.me).node == told.node:
-        begin_drain(turn, DrainAsked(id=told.id, reason=told.reason, until=told.until, node=told.node))
+        begin_drain(turn, DrainRequested(id=told.id, reason=told.reason, until=told.until, node=told.node))
 
 
 def settle_quiesced(turn: Transition) -> None:
@@ -145,7 +145,7 @@ def settle_drain(turn: Transition) -> None:
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or turn.state.leaving is not None:
         return
-    waits = attempt is not None and (_has_uncommitted_step(attempt) or attempt.done) and turn.now < drain.until
+    waits = attempt is not None and (_has_step_to_save(attempt) or attempt.done) and turn.now < drain.until
     # If only lost peers are known, wait for the settle time: a report of their failure may follow.
     unsettled = attempt is not None and could_postpone(turn) and _blind(attempt)
     if not waits and not unsettled:

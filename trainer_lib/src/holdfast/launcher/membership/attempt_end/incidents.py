@@ -32,7 +32,9 @@ def adopt_incident(turn: Transition, incident: Incident) -> None:
     incident = replace(incident, failure=better(before.failure if before else None, incident.failure))
     exhausted = noted(turn.state.exhausted, incident)
     turn.set(exhausted=exhausted)
-    incident = replace(incident, part_of=exhausted.whole(incident.attempt_id) if exhausted is not None else None)
+    incident = replace(
+        incident, part_of=exhausted.counted_with(incident.attempt_id) if exhausted is not None else None
+    )
     _count(turn, incident)
     if turn.state.failed is None or incident.attempt_id >= turn.state.failed:
         turn.set(failed=incident.attempt_id, failure=incident.failure)

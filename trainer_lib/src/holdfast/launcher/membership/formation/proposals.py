@@ -100,9 +100,9 @@ def _largest(turn: Transition, membership: Membership, usable: tuple[Member, ...
     """Return the largest world, with every shard of a sharded model if possible. No world waits for a shard."""
     said = {member.pod_uid: turn.held(member.pod_uid) for member in usable}
     shards = {uid: one for uid, one in said.items() if one is not None}
-    whole = rules.largest_world(membership.rules, usable, shards)
-    if rules.may_be(membership, uids_of(whole), turn.started(), turn.weakened).ok:
-        return whole
+    with_all_shards = rules.largest_world(membership.rules, usable, shards)
+    if rules.may_be(membership, uids_of(with_all_shards), turn.started(), turn.weakened).ok:
+        return with_all_shards
     return rules.largest_world(membership.rules, usable)
 
 
