@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.format.file_names import CLAIMS, CheckpointName, step_number
 from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank, lead
-from holdfast.checkpoint.restore.search import no_complete_checkpoint, restore
+from holdfast.checkpoint.restore.search import Restored, no_complete_checkpoint, restore
 from holdfast.core.attempt import AttemptId
 from holdfast.core.errors import CheckpointError, NoCompleteCheckpointError, StateError, UsageError
 from holdfast.core.paths import local_path
@@ -143,10 +143,7 @@ def load(
         root, exchange, step=step, select=lambda manifest: _rows_not_requested(manifest, stateful), without_job=True
     )
     if found.loaded is None:
-        if found.stuck:
-            raise NoCompleteCheckpointError(no_complete_checkpoint(found, [str(root)]))
-        if exchange.rank == 0 and (wrong := catalog.what_is_wrong(root)):
-            _log.warning("nothing was loaded: %s", wrong)
+        _explain(found, root, exchange)
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
     generators = None if loaded.per_rank is None else rng.read(rng.of(loaded.per_rank))
@@ -162,6 +159,14 @@ def load(
     if exchange.rank == 0:
         log_replaced_settings(other)
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined, lost=found.lost)
+
+
+def _explain(found: Restored, root: Path, exchange: Exchange) -> None:
+    """Raise `NoCompleteCheckpointError` if no checkpoint can be restored. Warn if the folder may be wrong."""
+    if found.stuck:
+        raise NoCompleteCheckpointError(no_complete_checkpoint(found, [str(root)]))
+    if exchange.rank == 0 and (wrong := catalog.what_is_wrong(root)):
+        _log.warning("nothing was loaded: %s", wrong)
 
 
 def _require_single_rank() -> None:

@@ -78,25 +78,34 @@ def init(
     context = _configure_log(environment)
     agent = _connect(environment)
     ledger = Ledger(time.monotonic, lambda report: agent.send("account", **report))
-    listeners = (PhaseTeller(agent), ledger, open_board(environment), chaos_listener(environment))
     job = Job(
         agent=agent,
         config=config,
         engine=_engine(config, agent, environment),
-        meter=Meter(*(listener for listener in listeners if listener is not None)),
+        meter=_meter(agent, ledger, environment),
         ledger=ledger,
         device=_device,
         interface=environment.socket_interface,
         guards=guards,
     )
+    _close_at_exit(job, agent, environment)
+    job.on_membership(lambda lined_up: _label(context, lined_up, config))
+    return job
+
+
+def _meter(agent: LauncherConnection, ledger: Ledger, environment: Environment) -> Meter:
+    listeners = (PhaseTeller(agent), ledger, open_board(environment), chaos_listener(environment))
+    return Meter(*(listener for listener in listeners if listener is not None))
+
+
+def _close_at_exit(job: Job, agent: LauncherConnection, environment: Environment) -> None:
+    """Report the exception that ends the script, and close the job at the script's end."""
     reporter = exception_reporter.Reporter(agent, lambda: job.committed_step, job.with_less_memory)
     reporter.install()
     close = _once(partial(_close, job, reporter, os.getpid()))
     atexit.register(close)
     if agent.connected:
         watch_exit(close, limit=environment.exit_seconds, failed=lambda: reporter.failed)
-    job.on_membership(lambda lined_up: _label(context, lined_up, config))
-    return job
 
 
 def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:

@@ -157,12 +157,8 @@ def decide(
     for name, reason in _kept_by_rules(lineage_entries, rules, now):
         kept.setdefault(name, reason)
     if not others:
-        for entry in entries:
-            if entry.commit.job_uid not in (None, job_uid) and entry.name not in readable:
-                kept.setdefault(
-                    str(entry.name),
-                    f"belongs to another job ({entry.commit.job_uid}), which this job does not continue",
-                )
+        for name, reason in _of_other_jobs(entries, job_uid, readable):
+            kept.setdefault(name, reason)
     for name, reason in _possibly_needed(entries, kept):
         kept.setdefault(name, reason)
     _keep_parents(entries, kept)
@@ -245,6 +241,15 @@ def _best(lineage_entries: Sequence[Entry], best: Best) -> Iterator[tuple[str, s
 def _day(moment: datetime) -> int:
     """Return the day number in the UTC calendar. Days of a week, from Monday on, have the same quotient by seven."""
     return moment.toordinal() - 1
+
+
+def _of_other_jobs(
+    entries: Sequence[Entry], job_uid: str, readable: Collection[CheckpointName]
+) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        owner = entry.commit.job_uid
+        if owner not in (None, job_uid) and entry.name not in readable:
+            yield str(entry.name), f"belongs to another job ({owner}), which this job does not continue"
 
 
 def _possibly_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
