@@ -50,6 +50,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
+        self._unfinished = b""
         self.pending: tuple[Unreadable, ...] = ()
         """The reports that belong to no completed step yet."""
 
@@ -61,7 +62,8 @@ class Reports:
 
     def fresh(self) -> tuple[Unreadable, ...]:
         """Return the reports since the last call, and add them to the pending ones."""
-        lines = [] if self._file is None else self._file.readlines()
+        data = self._unfinished + (b"" if self._file is None else self._file.read())
+        *lines, self._unfinished = data.split(b"\n")  # a worker process may be in the middle of a line
         found = tuple(Unreadable(**json.loads(line)) for line in lines)
         self.pending += found
         return found
