@@ -12,7 +12,10 @@ from small_training import Numbers
 from solo_job import Solo
 from torch.utils.data import DataLoader
 
-from holdfast import BadSampleError, Guards
+from holdfast import BadSampleError, Guards, PeerLostError
+from holdfast.core.attempt import AttemptId
+from holdfast.training.data.readable_dataset import Reports
+from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Solo]
 
@@ -67,3 +70,30 @@ def test_without_a_budget_the_error_is_raised(solo: Make) -> None:
     run = solo(None, guards=Guards(sample_retries=0, max_bad_samples=0))
     with pytest.raises(ValueError, match="sample 3 is broken"):
         run.job.readable(Broken(12))[3]
+
+
+def test_samples_of_a_step_without_its_vote_count_once(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = solo(None, attempt_id=AttemptId(1, 1), guards=Guards(sample_retries=0, max_bad_samples=3))
+    run.launcher.moves_on = True
+    stepped, lost = TrainState.stepped, []
+
+    def breaks(state: TrainState, attempt_id: AttemptId) -> None:
+        if state.step == 1 and not lost:
+            lost.append(state)
+            raise PeerLostError("cut")
+        stepped(state, attempt_id)
+
+    monkeypatch.setattr(TrainState, "stepped", breaks)
+    assert len(train(run)) == 6
+    told = [(told["step"], [one["sample"] for one in told["samples"]]) for told in run.launcher.of("badSamples")]
+    assert told == [(1, [3]), (2, [4]), (3, [9]), (4, [3]), (5, [4]), (6, [9])]
+    assert lost[0].bad_samples.skipped == 6
+
+
+def test_line_that_is_being_written_is_read_later() -> None:
+    reports = Reports()
+    with reports.path().open("ab", buffering=0) as file:
+        file.write(b'{"sample": 1, "error": "a"}\n{"sample": 2, ')
+        assert [one.sample for one in reports.fresh()] == [1]
+        file.write(b'"error": "b"}\n')
+        assert [one.sample for one in reports.fresh()] == [2]

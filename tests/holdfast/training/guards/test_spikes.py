@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solo_job import Solo
 
-from holdfast import Guards
+from holdfast import Guards, PeerLostError
+from holdfast.core.attempt import AttemptId
 from holdfast.training.guards.spikes import Recent
+from holdfast.training.step.train_state import TrainState
 
 Make = Callable[..., Solo]
 GUARDS = Guards(loss_spike="skip", gradient_spike="warn", spike_window=20)
@@ -135,6 +137,31 @@ def test_response_roll_back_needs_no_row(solo: Make) -> None:
     run = solo(None, guards=Guards(loss_spike="roll-back", spike_window=10))
     with pytest.raises(Exception, match="has no checkpoint folder"):
         train(run, {9: 1000.0})
+
+
+def test_step_without_its_vote_has_its_responses_in_the_next_world(
+    solo: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guards = Guards(loss_spike="roll-back", gradient_spike="ignore", spike_window=10)
+    run = solo(tmp_path, attempt_id=AttemptId(1, 1), interval="3", guards=guards)
+    run.launcher.moves_on = True
+    stepped, lost = TrainState.stepped, []
+
+    def breaks(state: TrainState, attempt_id: AttemptId) -> None:
+        if state.step == 8 and not lost:
+            lost.append(state)
+            run.settle()
+            raise PeerLostError("cut")
+        stepped(state, attempt_id)
+
+    monkeypatch.setattr(TrainState, "stepped", breaks)
+    factors = {9: 1000.0}
+    run.job.on_membership(lambda job: factors.clear() if run.launcher.of("rolledBack") else None)
+    reasons = train(run, factors, steps=10)
+    assert lost
+    assert reasons == [*["Committed"] * 8, "RolledBack", *["Committed"] * 4]
+    assert [told["step"] for told in run.launcher.of("skipped")] == [9]
+    assert [told["step"] for told in run.launcher.of("restored")] == [0, 9, 6]
 
 
 def test_job_continues_its_record_after_a_restart(solo: Make, tmp_path: Any) -> None:

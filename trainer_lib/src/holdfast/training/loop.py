@@ -39,7 +39,7 @@ from holdfast.training.recovery.team import Team
 from holdfast.training.recovery.world_entry import WorldEntry
 from holdfast.training.step.call_mismatch import Call
 from holdfast.training.step.device_memory import MemoryWatch, empty_caches, free_graph
-from holdfast.training.step.step_result import StepResult
+from holdfast.training.step.step_result import StepOutcome, StepResult
 from holdfast.training.step.stepper import Stepper
 from holdfast.training.step.train_state import TrainState
 
@@ -237,12 +237,11 @@ class TrainingLoop:
                     raise
             if repeat is not None:
                 return repeat()
-            self._reports.pending = ()
             if not outcome.result.committed:
                 self._ledger.step(step=self._state.step, committed=False)
-            self._responses.check_samples(outcome)
-            if self._responses.carry_out(outcome, self.loader, self.team):
-                return self._roll_back()
+            rolled_back = self._respond(outcome)
+            if rolled_back is not None:
+                return rolled_back
             try:
                 self._hooks.prepare()
                 if self._replicas.due(self.team, saves=self._hooks.saves(outcome.agreed)):
@@ -256,6 +255,12 @@ class TrainingLoop:
         if self.loader is None:  # without the loader's loop, it is unknown what follows a step
             self._meter.enter(Activity.APPLY, self._state.step)
         return outcome.result
+
+    def _respond(self, outcome: StepOutcome) -> StepResult | None:
+        """Carry out the responses of the guards to a step. Return the result if the job rolls back."""
+        self._reports.pending = ()
+        self._responses.check_samples(outcome)
+        return self._roll_back() if self._responses.carry_out(outcome, self.loader, self.team) else None
 
     # Between steps
 
@@ -393,10 +398,12 @@ class TrainingLoop:
         """Enter the next world. A prepared step may be applied meanwhile."""
         before = self._state.step
         self._leave(reason)
-        applied_in_recovery = self._stepper.applied_in_recovery
-        if applied_in_recovery is not None and applied_in_recovery.step == self._state.step > before:
-            return applied_in_recovery
+        applied = self._stepper.applied_in_recovery
+        if applied is not None and applied.result.step == self._state.step > before:
+            return self._respond(applied) or applied.result
         committed = self._state.step > before
+        if committed:
+            self._reports.pending = ()  # the step that the others completed has them
         return StepResult(committed=committed, step=self._state.step, reason="Committed" if committed else "Retried")
 
     def _roll_back(self) -> StepResult:

@@ -47,7 +47,7 @@ class Responses:
             self._watch.disarm()
             return False
         self._agent.send("skipped", step=self._state.step, lowered=response is Response.LOWER)
-        self._explain(record, loader, team)
+        self._explain(outcome, loader, team)
         weight = outcome.non_finite_weight
         if response is Response.FAIL:
             raise NonFiniteError(messages.budget_spent(record, self._guards, weight))
@@ -102,8 +102,9 @@ class Responses:
         alone = weight and several  # other ranks may have the state with finite weights: the next world decides
         return "" if self._has_folder or alone else "it has no checkpoint folder"
 
-    def _explain(self, record: NonFiniteSteps, loader: Loader | None, team: Team) -> None:
+    def _explain(self, outcome: StepOutcome, loader: Loader | None, team: Team) -> None:
         """Log ranks, samples and, from the second step of a row, the module."""
+        record = self._state.non_finite
         if self._watch.armed:
             if self._watch.name:
                 _log.warning(
@@ -115,11 +116,11 @@ class Responses:
         elif record.in_a_row == 1 and not record.spiked:
             self._watch.arm()
         if team.group.rank == 0 and loader is not None:
-            self._name_samples(record, loader, team)
+            self._name_samples(record, loader, outcome.world_size)
 
-    def _name_samples(self, record: NonFiniteSteps, loader: Loader, team: Team) -> None:
+    def _name_samples(self, record: NonFiniteSteps, loader: Loader, size: int) -> None:
         """Log the samples of the ranks whose loss was not finite; without such a rank, those of the global batch."""
-        position, size = self._state.position, team.group.size
+        position = self._state.position
         if position is None:
             return
         step, batch = self._state.step, loader.batch_at(size)

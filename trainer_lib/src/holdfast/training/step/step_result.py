@@ -36,6 +36,8 @@ class StepOutcome:
 
     result: StepResult
     agreed: Agreed
+    world_size: int
+    """The number of ranks of the world that made the step, which may have ended since."""
     response: Response | None = None
     """The response to a step that is not finite. None for any other step, and for an overflow of the scaler."""
     non_finite_weight: str = ""

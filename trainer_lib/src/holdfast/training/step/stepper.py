@@ -117,8 +117,8 @@ class Stepper:
         self._group: Group | None = None
         self._attempt_id: AttemptId | None = None
         self.optimizer_failed = False  # the optimizer failed in a step: no other rank may use this state
-        # the result of the last prepared step that was applied without its vote
-        self.applied_in_recovery: StepResult | None = None
+        # the last prepared step that was applied without its vote
+        self.applied_in_recovery: StepOutcome | None = None
 
     @property
     def counted(self) -> bool:
@@ -207,7 +207,7 @@ class Stepper:
         prepared_step, state.rank_state = state.rank_state.prepared_step, rank_state
         if apply and prepared_step is not None and prepared is not None:
             state.origin = prepared_step.attempt_id
-            self.applied_in_recovery = self._apply(prepared).result
+            self.applied_in_recovery = self._apply(prepared)
             return
         self._prepared = None
         self._take_back()
@@ -371,6 +371,7 @@ class Stepper:
         return StepOutcome(
             result=result,
             agreed=agreed,
+            world_size=prepared.world_size,
             response=response,
             non_finite_weight=weight,
             bad_samples=prepared.bad_samples,
