@@ -86,19 +86,19 @@ def _divergences(divergences: object) -> Iterator[Metric]:
 
 
 _NON_FINITE: Final = {
-    "skippedSteps": ("holdfast_training_skipped_steps", "Steps skipped because numbers were not finite"),
+    "skippedSteps": ("holdfast_training_skipped_steps", "Steps skipped because numbers were not finite, or a spike"),
     "learningRateChanges": (
         "holdfast_training_learning_rate_changes",
         "Times that the guards lowered the learning rate",
     ),
-    "rollBacks": ("holdfast_training_roll_backs", "Roll-backs because numbers were not finite"),
+    "rollBacks": ("holdfast_training_roll_backs", "Roll-backs because numbers were not finite, or a spike"),
     "spikes": ("holdfast_training_spikes", "Steps with a loss or a gradient norm far above the usual ones"),
     "skippedSamples": ("holdfast_training_skipped_samples", "Samples that roll-backs excluded"),
 }
 
 
 def _non_finite(counters: object) -> Iterator[Metric]:
-    """Yield the responses to steps that were not finite."""
+    """Yield the responses to steps whose numbers were not finite, or spikes."""
     if isinstance(counters, Mapping):
         for field, (name, text) in _NON_FINITE.items():
             yield from _counter(name, text, counters.get(field))

@@ -27,7 +27,7 @@ class Cause(StrEnum):
     Raise the memory limit of the trainer container or reduce the memory that the script uses.
     """
     NON_FINITE = "NonFinite"
-    """The loss, gradients or weights were not finite, and the job rolled back or failed.
+    """The loss, gradients or weights were not finite, or a spike, and the job rolled back or failed.
 
     Look at the samples and modules that the log names, and lower the learning rate.
     """

@@ -105,8 +105,13 @@ class LauncherReason(StrEnum):
 
     Pass a smaller `micro_batch_size` to `job.batches`.
     """
+    ROLLED_BACK = "RolledBack"
+    """Numbers were not finite, or a spike, and all processes restore an earlier checkpoint.
+
+    Look at the samples and modules that the log names.
+    """
     NON_FINITE = "NonFinite"
-    """A `NonFiniteError` ended the script: numbers were not finite, and the job could not roll back.
+    """A `NonFiniteError` ended the script: numbers were not finite, or a spike, and the job could not roll back.
 
     Lower the learning rate, or look for the cause in the samples that the log names.
     """

@@ -103,7 +103,7 @@ class JobReason(StrEnum):
     NON_FINITE_BUDGET_EXCEEDED = "NonFiniteBudgetExceeded"
     """The job had more NonFinite incidents than its budget allows.
 
-    Find the cause of the numbers that are not finite, or raise the budget.
+    Find the cause of the numbers that are not finite or spikes, or raise the budget.
     """
     INVALID_SPEC = "InvalidSpec"
     """This version of the operator cannot read the resource; running workers are left alone.
