@@ -62,7 +62,7 @@ class Cluster:
         each node, unless `images` is false. The rest of an earlier run under this name is removed first, and with
         `replace` also a running cluster.
         """
-        folder = _folder(name, None)
+        folder = _folder(name)
         lock = folder.with_name(f"{name}.lock")
         with locked(lock, what=f"cluster '{name}'"):
             _clear_the_way(folder, replace=replace)
@@ -78,9 +78,9 @@ class Cluster:
         return cluster
 
     @classmethod
-    def load(cls, name: str = DEFAULT_CLUSTER, *, state_dir: Path | None = None) -> Cluster:
+    def load(cls, name: str = DEFAULT_CLUSTER) -> Cluster:
         """Return the cluster of this name that was started before."""
-        state = load_state(_folder(name, state_dir))
+        state = load_state(_folder(name))
         if not state.complete_file.exists():
             raise NoSuchClusterError(
                 f"cluster '{name}' did not start completely: remove it with 'down --name {name}'"
@@ -138,7 +138,7 @@ class Cluster:
 
     def down(self) -> None:
         """Remove the cluster and everything that it created."""
-        remove_cluster(self.name, state_dir=self.state.folder.parent)
+        remove_cluster(self.name)
 
     @property
     def name(self) -> str:
@@ -335,16 +335,16 @@ def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
     return next((condition for condition in conditions if condition["type"] == "Ready"), {})
 
 
-def _folder(name: str, state_dir: Path | None) -> Path:
+def _folder(name: str) -> Path:
     """Return the folder of a cluster. A name has one folder, so that no other cluster is removed instead."""
     if not _NAME.fullmatch(name):
         raise TestbedError(f"invalid cluster name '{name}': expected at most 40 of a-z, 0-9 and '-'")
-    return (state_dir or settings().clusters) / name
+    return settings().clusters / name
 
 
-def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
+def remove_cluster(name: str) -> None:
     """Remove everything of a cluster, even if it never started completely. Raises an error if it is not recorded."""
-    folder = _folder(name, state_dir)
+    folder = _folder(name)
     with locked(folder.with_name(f"{name}.lock"), what=f"cluster '{name}'", remove=True):
         removal.remove(load_state(folder))
 

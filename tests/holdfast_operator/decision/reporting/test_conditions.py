@@ -81,8 +81,8 @@ def test_slow_ranks_are_named_until_they_are_not_slow(trained: Sim) -> None:
     sim.run(5)
     assert (sim.status.summary, sim.status.holds("Ready")) == ("SlowRanks", True)
     assert sim.status.condition("Degraded").message == (
-        "Training waits for slow ranks: rank 2 (gpt-w2 on node-3) uses 0.41 s per step for itself, the median rank "
-        "0.12 s, mostly for compute"
+        "Training waits for slow ranks: rank 2 (gpt-w2 on node-3) uses 0.41 s per step for itself, mostly for "
+        "compute (the median rank uses 0.12 s)"
     )
     sim.run(60)
     assert [reason for reason, _ in sim.events].count("SlowRanks") == 1

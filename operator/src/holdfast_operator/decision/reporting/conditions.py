@@ -162,7 +162,7 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
     told = [(report.unsaved, report.pod_uid) for report in reports if report.unsaved is not None]
     if not told:
         return None
-    unsaved, _ = min(told, key=lambda attempt_id: (attempt_id[0].since, attempt_id[1]))
+    unsaved, _ = min(told, key=lambda entry: (entry[0].since, entry[1]))
     last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
     fix = _FIXES.get(unsaved.cause, _LOOK)
     message = messages.checkpoints.checkpoints_failing(

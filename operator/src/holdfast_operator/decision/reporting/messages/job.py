@@ -37,8 +37,8 @@ def starting(phases: Sequence[str]) -> str:
 
 def slow_rank(rank: int, where: str, *, seconds: float, median: float, activity: str) -> str:
     return (
-        f"rank {rank} ({where}) uses {seconds:.3g} s per step for itself, the median rank {median:.3g} s, "
-        f"mostly for {activity}"
+        f"rank {rank} ({where}) uses {seconds:.3g} s per step for itself, mostly for {activity} "
+        f"(the median rank uses {median:.3g} s)"
     )
 
 
