@@ -191,3 +191,13 @@ def test_a_loss_whose_step_was_given_up_holds_no_graph() -> None:
     view = (weight * 3)[:1].view(())
     free_graph(view)
     assert float(view.detach()) == 3.0
+
+
+@pytest.mark.parametrize("call", ["synchronize", "verify_replicas"])
+def test_replicas_are_not_compared_between_two_micro_batches(solo: Make, call: str) -> None:
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    batch = next(run.job.batches(Numbers(23), global_batch_size=4, micro_batch_size=2, max_steps=2))
+    assert run.job.step(made["model"](batch).square().mean()).reason == "Accumulating"
+    with pytest.raises(UsageError, match="between two steps"):
+        getattr(run.job, call)()

@@ -294,6 +294,11 @@ class TrainingLoop:
         """Make a call between two steps that takes all ranks. Return None if the world ended before it or in it."""
         if self._batch.world_ended:
             return None
+        if self._stepper.accumulates:
+            raise UsageError(
+                "job.verify_replicas() or job.synchronize() was called within a global batch, whose gradients would "
+                "be lost: call it between two steps, after job.step has returned another reason than Accumulating"
+            )
         try:
             with self.team.calls.during(Call.COMPARE):
                 return call()

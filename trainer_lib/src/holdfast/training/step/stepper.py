@@ -125,6 +125,11 @@ class Stepper:
         """Whether the step is counted, but not completely applied, so that it cannot be repeated."""
         return self.optimizer_failed or (self._prepared is not None and self._prepared.counted)
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether this rank has computed a part of the next global batch."""
+        return self._batch.seen.count > 0
+
     def attach(
         self, group: Group, attempt_id: AttemptId, *, peers: Group | None = None, shard_group: Group | None = None
     ) -> None:
