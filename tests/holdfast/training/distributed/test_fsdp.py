@@ -58,11 +58,7 @@ def lost(launcher: Any, attempt: int, dead: list[int], *others: int) -> None:
         launcher.processes.pop(slot).wait()
     assert [slot for slot in others if launcher.processes[slot].poll() is not None] == [], launcher.output()
     launcher.leave(attempt, *others)
-    launcher.wait("all to leave", lambda: all(_left(launcher, slot, attempt) for slot in others))
-
-
-def _left(launcher: Any, slot: int, attempt: int) -> bool:
-    return any(message["attempt"] == attempt for message in launcher.of(slot, "left"))
+    launcher.wait("all to leave", lambda: all(launcher.has_left(slot, attempt) for slot in others))
 
 
 @pytest.fixture
@@ -123,9 +119,9 @@ def test_rank_out_of_memory_in_backward_costs_no_process_and_no_bit(sharded: Any
     sharded.start(4, tmp_path / "undisturbed", "--steps", str(STEPS))
     expected = ended(sharded, *range(4))
     sharded.start(4, tmp_path / "tier", "--steps", str(STEPS), "--faults", "memory:3:3")
-    sharded.wait("the end of the attempt", lambda: _left(sharded, 3, 1))
+    sharded.wait("the end of the attempt", lambda: sharded.has_left(3, 1))
     sharded.leave(1, 0, 1, 2)
-    sharded.wait("all to leave", lambda: all(_left(sharded, slot, 1) for slot in range(4)))
+    sharded.wait("all to leave", lambda: all(sharded.has_left(slot, 1) for slot in range(4)))
     sharded.form(2, list(range(4)))
     assert ended(sharded, *range(4)) == expected
     assert [sharded.of(slot, "restored")[-1]["source"] for slot in range(4)] == ["memory"] * 4
@@ -139,6 +135,34 @@ def test_non_finite_shard_ends_all_ranks_and_is_not_saved(sharded: Any, tmp_path
     assert said[0]["message"].startswith("model.0.weight holds values that are not finite")
     assert said[1]["message"].startswith("a weight of another shard holds")
     assert list((tmp_path / "tier").glob("step-*")) == []
+
+
+def roll_back(launcher: Any, folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """Train until the weights of rank 0 are not finite after step 7, and to the end. Return the last restores."""
+    launcher.interval = "2"
+    words = ("--steps", str(STEPS), "--faults", "poison:0:6", "--max-roll-backs", "1")
+    launcher.start(ranks, folder, *words)
+    launcher.end_attempt(1, *range(ranks))
+    launcher.form(2, list(range(ranks)))
+    ended(launcher, *range(ranks))
+    restored = [launcher.of(slot, "restored") for slot in range(ranks)]
+    assert {len(of_rank) for of_rank in restored} == {2}
+    return [of_rank[-1] for of_rank in restored]
+
+
+def test_non_finite_shard_rolls_all_ranks_back_to_the_same_checkpoint(sharded: Any, tmp_path: Path) -> None:
+    restored = roll_back(sharded, tmp_path / "tier", 2)
+    assert restored[0]["step"] == restored[1]["step"] in (6, 4), "the save of step 6 may be running"
+    assert {told["source"] for told in restored} == {"checkpoint"}
+    assert [told["step"] for slot in (0, 1) for told in sharded.of(slot, "rolledBack")] == [8, 8]
+    assert sharded.told(0)["audit"] == sharded.told(1)["audit"]
+    assert sharded.told(0)["audit"].endswith("11 skipped)")
+
+
+def test_non_finite_shard_is_replaced_by_that_of_another_replica(sharded: Any, tmp_path: Path) -> None:
+    restored = roll_back(sharded, tmp_path / "tier", 4)
+    assert [(told["step"], told["source"]) for told in restored] == [(8, "memory")] * 4
+    assert [len(sharded.of(slot, "rolledBack")) for slot in range(4)] == [1, 1, 0, 0]
 
 
 def test_replica_trains_like_a_full_model_and_loads_into_one(

@@ -20,12 +20,7 @@ def training(launcher: Any) -> Any:
 
 def await_end_of(launcher: Any, attempt: int, *slots: int) -> None:
     """Wait until these slots have left the attempt."""
-    for slot in slots:
-        launcher.wait("the end of the attempt", lambda slot=slot: left(launcher, slot, attempt))
-
-
-def left(launcher: Any, slot: int, attempt: int) -> bool:
-    return any(told["attempt"] == attempt for told in launcher.of(slot, "left"))
+    launcher.wait("the end of the attempt", lambda: all(launcher.has_left(slot, attempt) for slot in slots))
 
 
 def check(launcher: Any) -> tuple[list[str], list[str]]:
@@ -63,9 +58,7 @@ def test_rank_may_be_lost_before_the_step_is_repeated(training: Any, tmp_path: P
     """The record of rank 1 is lost with it: its successor is out of memory once more."""
     training.start(2, tmp_path / "tier", "0", "1")
     await_end_of(training, 1, 0, 1)
-    process = training.processes.pop(lost)
-    process.kill()
-    process.wait()
+    training.lose(lost)
     training.form(2, [0, 1])
     if lost:
         await_end_of(training, 2, 0, 1)

@@ -19,15 +19,8 @@ def rolling(launcher: Any, tmp_path: Path) -> Any:
     launcher.script, launcher.interval = SCRIPTS / "rolls_back.py", "2"
     launcher.start(2, tmp_path / "tier", "--hold")
     launcher.go(4)
-    for slot in (0, 1):
-        launcher.wait("the roll-back", lambda slot=slot: bool(launcher.of(slot, "left")))
+    launcher.wait("the roll-back", lambda: all(launcher.has_left(slot, 1) for slot in (0, 1)))
     return launcher
-
-
-def lose(launcher: Any, slot: int) -> None:
-    process = launcher.processes.pop(slot)
-    process.kill()
-    process.wait()
 
 
 def check(launcher: Any) -> list[str]:
@@ -56,7 +49,7 @@ def test_all_ranks_restore_the_same_checkpoint_and_skip_the_same_samples(rolling
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_roll_back_happens_if_a_rank_is_lost_before_the_next_world(rolling: Any, lost: int) -> None:
-    lose(rolling, lost)
+    rolling.lose(lost)
     rolling.form(2, [0, 1])
     check(rolling)
     assert [told["step"] for told in rolling.of(lost, "restored")][-1:] == [4]
@@ -67,7 +60,7 @@ def test_roll_back_is_repeated_if_a_rank_is_lost_before_the_first_step_after_it(
     rolling.form(2, [0, 1])
     for slot in (0, 1):
         rolling.wait("the restore", lambda slot=slot: len(rolling.of(slot, "restored")) == 2)
-    lose(rolling, 1)
+    rolling.lose(1)
     rolling.leave(2, 0)
     rolling.form(3, [0, 1])
     rolling.go(4)
@@ -78,7 +71,7 @@ def test_roll_back_is_repeated_if_a_rank_is_lost_before_the_first_step_after_it(
 def test_rank_whose_weights_alone_are_not_finite_takes_those_of_another(launcher: Any, tmp_path: Path) -> None:
     launcher.script = SCRIPTS / "rolls_back.py"
     launcher.start(2, tmp_path, "--spoil")
-    launcher.wait("the rank to leave", lambda: bool(launcher.of(1, "left")))
+    launcher.wait("the rank to leave", lambda: launcher.has_left(1, 1))
     launcher.leave(1, 0)
     launcher.form(2, [0, 1])
     assert launcher.finish() == [0, 0], launcher.output()

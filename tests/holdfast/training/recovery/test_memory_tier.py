@@ -82,9 +82,7 @@ def begun(launcher: Any, nodes: Nodes, root: Path) -> None:
 def test_last_staged_step_survives_the_death_of_all_ranks(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     begun(launcher, nodes, tmp_path / "tier")
     for slot in (0, 1):
-        process = launcher.processes.pop(slot)
-        process.kill()
-        process.wait()
+        launcher.lose(slot)
     last = max(kept(launcher, slot) for slot in (0, 1))
     assert not list((tmp_path / "tier").glob("step-*")), "nothing is on the shared tier"
     for before, slot in enumerate((2, 3)):
@@ -96,9 +94,7 @@ def test_last_staged_step_survives_the_death_of_all_ranks(launcher: Any, nodes: 
 def test_node_lost_with_its_memory_costs_no_completed_step(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
     begun(launcher, nodes, tmp_path / "tier")
     lost, stays = 0, 1
-    process = launcher.processes.pop(lost)
-    process.kill()
-    process.wait()
+    launcher.lose(lost)
     nodes.lose(lost)
     launcher.leave(1, stays)
     launcher.wait("the other to leave", lambda: bool(launcher.of(stays, "left")))
@@ -149,9 +145,7 @@ def test_final_checkpoint_is_copied_when_requested_and_not_due(launcher: Any, no
     launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
     last = launcher.of(0, "quiesced")[-1]["step"]
     assert [kept(launcher, slot) for slot in (0, 1)] == [last, last]
-    process = launcher.processes.pop(1)
-    process.kill()
-    process.wait()
+    launcher.lose(1)
     nodes.lose(1)
     for commit in (tmp_path / "tier").glob("step-*"):
         shutil.rmtree(commit)

@@ -44,13 +44,7 @@ def undisturbed(launcher: Any, folder: Path, slots: Sequence[int] = (0, 1, 2)) -
 def lose(launcher: Any, lost: int, others: Sequence[int], *, attempt: int = 1) -> None:
     """Wait for the end of a rank, and end the attempt for the others."""
     launcher.processes.pop(lost).wait()
-
-    def has_left(slot: int) -> bool:
-        return len(launcher.of(slot, "left")) >= attempt
-
-    launcher.wait("one to leave", lambda: any(map(has_left, others)))
-    launcher.leave(attempt, *(slot for slot in others if not has_left(slot)))
-    launcher.wait("all to leave", lambda: all(map(has_left, others)))
+    launcher.end_attempt(attempt, *others)
 
 
 def test_standby_in_a_lost_ranks_place_draws_its_numbers(draws: Any, tmp_path: Path) -> None:

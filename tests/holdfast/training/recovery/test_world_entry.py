@@ -22,20 +22,6 @@ def trains(launcher: Any, *slots: int, beyond: int) -> None:
     launcher.wait(f"steps beyond {beyond}", lambda: all(steps(launcher, s)[-1:] > [beyond] for s in slots))
 
 
-def left(launcher: Any, *slots: int, attempt: int = 1) -> None:
-    """End the attempt for all when the first rank leaves, as a launcher does.
-
-    gloo does not report a loss to every survivor: one of two may wait for the other, which detected it and has left.
-    """
-
-    def has_left(slot: int) -> bool:
-        return any(message["attempt"] == attempt for message in launcher.of(slot, "left"))
-
-    launcher.wait("somebody to leave", lambda: any(map(has_left, slots)))
-    launcher.leave(attempt, *(slot for slot in slots if not has_left(slot)))
-    launcher.wait("all to leave", lambda: all(map(has_left, slots)))
-
-
 def kill(launcher: Any, slot: int, *, held_at: int = 20) -> None:
     """Kill a rank. The others continue, and detect the loss."""
     os.kill(launcher.processes[slot].pid, signal.SIGKILL)
@@ -63,7 +49,7 @@ def test_two_go_on_where_three_stood_and_no_step_is_lost(launcher: Any, tmp_path
     launcher.start(3, root, *SLOWLY)
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 2)
-    left(launcher, 0, 1)
+    launcher.end_attempt(1, 0, 1)
     reached = max(steps(launcher, slot)[-1] for slot in (0, 1))
     launcher.form(2, [0, 1])
     assert_whole(launcher, 0, 1)
@@ -77,7 +63,7 @@ def test_joining_rank_gets_its_state_from_memory(launcher: Any, tmp_path: Path) 
     launcher.start(3, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
-    left(launcher, 1, 2)
+    launcher.end_attempt(1, 1, 2)
     launcher.form(2, [3, 1, 2])  # the joining rank is rank 0, and therefore the coordinator
     assert_whole(launcher, 1, 2, 3)
     assert [message["source"] for message in launcher.of(3, "restored")] == ["memory"]
@@ -89,12 +75,12 @@ def test_joining_rank_with_another_model_is_refused_without_loss(launcher: Any, 
     launcher.start(3, tmp_path / "tier", *SLOWLY, "--wider-in-slot", "3")
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
-    left(launcher, 1, 2)
+    launcher.end_attempt(1, 1, 2)
     launcher.form(2, [3, 1, 2])
     launcher.wait("the newcomer to be refused", lambda: bool(launcher.of(3, "exception")))
     assert "where rank 0 has model.inner.weight (shape (17, 5)" in launcher.of(3, "exception")[0]["message"]
     assert launcher.processes.pop(3).wait() == 1
-    left(launcher, 1, 2, attempt=2)
+    launcher.end_attempt(2, 1, 2)
     launcher.form(3, [4, 1, 2])
     assert_whole(launcher, 1, 2, 4)
     assert [message["source"] for message in launcher.of(4, "restored")] == ["memory"]
@@ -104,7 +90,7 @@ def test_an_attempt_below_one_that_trained_elsewhere_claims_anew(launcher: Any, 
     launcher.start(3, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, 2, beyond=5)
     kill(launcher, 0)
-    left(launcher, 1, 2)
+    launcher.end_attempt(1, 1, 2)
     launcher.trained = {3: {"generation": 1, "attempt": 2}}  # attempt 2 was without slots 1 and 2, and may have saved
     launcher.form(3, [3, 1, 2])
     assert_whole(launcher, 1, 2, 3)
@@ -117,12 +103,12 @@ def test_second_loss_during_a_transfer_keeps_the_survivor_intact(launcher: Any, 
     launcher.start(2, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
     kill(launcher, 1)
-    left(launcher, 0)
+    launcher.end_attempt(1, 0)
     launcher.form(2, [2, 0])
     launcher.wait("the newcomer to arrive", lambda: bool(launcher.of(2, "hello")))
     kill(launcher, 2, held_at=40)
     launcher.leave(2, 0)  # it may still be connecting to the new rank, and gets no message then
-    left(launcher, 0, attempt=2)
+    launcher.end_attempt(2, 0)
     launcher.form(3, [0])
     assert_whole(launcher, 0)
 
@@ -158,7 +144,7 @@ def test_joining_rank_dying_while_loading_costs_others_no_step(launcher: Any, tm
     launcher.leave(1, 0, 1)
     launcher.form(2, [0, 1, 2])
     assert launcher.processes.pop(2).wait() == -signal.SIGKILL
-    left(launcher, 0, 1, attempt=2)
+    launcher.end_attempt(2, 0, 1)
     launcher.form(3, [0, 1])
     assert_whole(launcher, 0, 1)
 
@@ -167,7 +153,7 @@ def test_a_new_generation_claims_before_its_first_step(launcher: Any, tmp_path: 
     launcher.start(2, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
     launcher.leave(1, 0, 1)
-    left(launcher, 0, 1)
+    launcher.end_attempt(1, 0, 1)
     reached = launcher.of(0, "left")[0]["step"]
     launcher.form(1, [1, 0], generation=2)
     assert_whole(launcher, 0, 1)
@@ -182,7 +168,7 @@ def test_new_generation_waits_for_storage_and_keeps_the_state(launcher: Any, tmp
     launcher.start(2, root, *SLOWLY)
     trains(launcher, 0, 1, beyond=5)
     launcher.leave(1, 0, 1)
-    left(launcher, 0, 1)
+    launcher.end_attempt(1, 0, 1)
     root.rename(away)
     root.write_text("a file in its place")
     launcher.form(1, [1, 0], generation=2)
@@ -200,7 +186,7 @@ def test_leaving_rank_reports_at_once_while_its_script_sleeps(launcher: Any, tmp
     launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--hold-at", "2")
     trains(launcher, 0, 1, beyond=1)
     launcher.leave(1, 0, 1)
-    left(launcher, 0, 1)
+    launcher.end_attempt(1, 0, 1)
     assert [launcher.of(slot, "peerLost") for slot in (0, 1)] == [[], []]
     for process in launcher.processes.values():
         process.kill()
@@ -214,7 +200,7 @@ def test_stopped_peer_does_not_block_others_in_its_collective(launcher: Any, tmp
     launcher.go(20)
     other = 1 - stopped
     launcher.leave(1, other)
-    left(launcher, other)
+    launcher.end_attempt(1, other)
     kill(launcher, stopped)
     launcher.form(2, [other])
     assert_whole(launcher, other)

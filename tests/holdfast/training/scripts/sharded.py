@@ -34,10 +34,11 @@ def die() -> None:
 
 
 def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> None:
-    """Parse `point:slot:step`, separated by commas: die there after that step, corrupt the weights of this rank, or
-    be out of GPU memory once."""
+    """Parse `point:slot:step`, separated by commas: die there after that step, or corrupt the weights of this rank
+    or be out of GPU memory, once."""
     slot = os.environ["HOLDFAST_SLOT"]
     filled: list[int] = []
+    poisoned: list[int] = []
     for point, step in (fault.split(":")[::2] for fault in faults.split(",") if fault.split(":")[1:2] == [slot]):
 
         def fall(*_: object, at: int = int(step)) -> None:
@@ -45,7 +46,8 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
                 die()
 
         def poison(*_: object, at: int = int(step)) -> None:
-            if job.committed_step == at + 1:
+            if job.committed_step == at + 1 and at not in poisoned:
+                poisoned.append(at)
                 model[0].weight.to_local().data[0] = torch.nan
 
         def fill(*_: object, at: int = int(step)) -> None:
@@ -85,9 +87,10 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--hold-at", type=int, nargs="*", default=())
     parser.add_argument("--faults", default="")
+    parser.add_argument("--max-roll-backs", type=int, default=0)
     args = parser.parse_args()
 
-    job = holdfast.init(guards=holdfast.Guards(max_roll_backs=0))
+    job = holdfast.init(guards=holdfast.Guards(max_roll_backs=args.max_roll_backs))
     torch.manual_seed(job.rank)  # ranks start with different weights: those of rank 0 must be used
     model = Net().to(torch.float64)
     for layer in model:

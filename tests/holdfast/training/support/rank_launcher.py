@@ -213,6 +213,25 @@ class Launcher:
         for slot in slots:
             self.tell(slot, type="leave", generation=1, attempt=attempt, reason="a test")
 
+    def has_left(self, slot: int, attempt: int) -> bool:
+        return any(message["attempt"] == attempt for message in self.of(slot, "left"))
+
+    def end_attempt(self, attempt: int, *slots: int) -> None:
+        """End the attempt for these slots when the first of them leaves, as a launcher does.
+
+        gloo does not report a loss to every survivor: one of two may wait for the other, which detected it and has
+        left.
+        """
+        self.wait("one to leave", lambda: any(self.has_left(slot, attempt) for slot in slots))
+        self.leave(attempt, *(slot for slot in slots if not self.has_left(slot, attempt)))
+        self.wait("all to leave", lambda: all(self.has_left(slot, attempt) for slot in slots))
+
+    def lose(self, slot: int) -> None:
+        """Kill a rank. Its slot is free afterwards."""
+        process = self.processes.pop(slot)
+        process.kill()
+        process.wait()
+
     def form(self, attempt: int, slots: list[int], *, generation: int = 1, standby: bool = False) -> list[Rank]:
         """Form the next world of these slots in order of rank. Slots without a process get one."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
