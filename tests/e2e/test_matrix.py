@@ -12,12 +12,12 @@ from holdfast_testbed.errors import UnplaceableError
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 NAMESPACE = "matrix"
-PROMISES = "tests/e2e/test_promises.py: the same fault, with the same limits"
+PROMISES = "tests/e2e/test_promises.py: the same fault, cause and lost steps; only `make drill` compares the weights"
 ELSEWHERE = {
     "node-power": PROMISES,
     "operator-killed": PROMISES,
     "pod-deleted": PROMISES,
-    "disk-full": "tests/holdfast/checkpoint/io/test_full_disk.py: here it would fill the disk of the machine",
+    "disk-full": "tests/holdfast: test_full_disk.py, test_storage_outage.py; here it would fill the machine's disk",
 }
 HERE = [case for case in CASES if case.name not in ELSEWHERE]
 
