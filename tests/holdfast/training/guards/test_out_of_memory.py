@@ -1,4 +1,4 @@
-"""A GPU that is out of memory: the record of a run, and jobs of one rank whose steps raise the error of torch."""
+"""A GPU that is out of memory: the record of it, and jobs of one rank whose steps raise the error of torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,30 +325,31 @@ def test_warning_is_given_above_95_percent_only() -> None:
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
 
 
-def test_watch_warns_once_and_looks_only_after_some_steps(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    looks: list[str] = []
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices at which a watch looked. Two looks find free memory, and the next ones find little."""
+    seen: list[str] = []
 
-    class Device:
-        total_memory = 10 * GIB
-
-    class OnGpu:
-        device, is_cuda = "cuda:0", True
-
-    def reserved(device: str) -> float:
-        looks.append(device)
-        return 9.9 * GIB
+    def reserved(device: Any) -> float:
+        seen.append(str(device))
+        return (9.9 if len(seen) > 2 else 5.0) * GIB
 
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", reserved)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device())
-    watch: Any = MemoryWatch([OnGpu()])  # type: ignore[list-item]
-    for step in range(1, 4 * device_memory._PERIOD):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * GIB))
+    return seen
+
+
+def test_watch_warns_once_and_looks_only_after_some_steps(looks: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    watch = MemoryWatch([SimpleNamespace(device="cuda:0", is_cuda=True)])  # type: ignore[list-item]
+    warned = []
+    for step in range(1, 6 * device_memory._PERIOD):
         watch.look(step)
-    assert looks == ["cuda:0"]
-    assert caplog.text.count("cuda:0: GPU memory is nearly full") == 1
+        warned += [step] if caplog.text.count("cuda:0: GPU memory is nearly full") > len(warned) else []
+    assert looks == ["cuda:0"] * 3
+    assert warned == [3 * device_memory._PERIOD]
 
 
-def test_nothing_is_watched_without_a_gpu() -> None:
-    MemoryWatch([torch.ones(1)]).look(0)
+def test_nothing_is_watched_without_a_gpu(looks: list[str]) -> None:
+    MemoryWatch([torch.ones(1)]).look(device_memory._PERIOD)
+    assert looks == []
