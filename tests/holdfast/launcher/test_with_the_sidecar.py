@@ -32,8 +32,8 @@ class Machine:
         self.said = Announcement(instance_id="node-c", cloud=cloud)
         self.server = MetadataServer(Instance(lambda: self.said))
 
-    def deleted(self) -> None:
-        """The cloud announces that it removes the machine."""
+    def announce_removal(self) -> None:
+        """Announce that the cloud removes the machine."""
         cloud = self.said.cloud
         self.said = self.said.announce(PREEMPTION[cloud], now=datetime.now(UTC), seconds=NOTICE_SECONDS[cloud])
 
@@ -86,7 +86,7 @@ def test_a_clouds_notice_ends_in_a_commit_and_is_an_interruption(
     cluster.await_world(1, "a", "b", "c")
     wait_for(lambda: f"{machine.said.cloud}: the source of notices answers" in log.read_text(), log.read_text)
     wait_for(lambda: min(pod.step for pod in (a, b, c)) > 5, "they train")
-    machine.deleted()
+    machine.announce_removal()
     assert c.wait() == 75, cluster.tail() + log.read_text()
     answer = json.loads((c.run_dir / "emergency_checkpoint.ack").read_text())
     (notice,) = c.status["notices"]

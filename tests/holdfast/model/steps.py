@@ -33,7 +33,7 @@ class ViolationError(AssertionError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeakenedQuorum:
+class WeakenedRules:
     """Rules to leave out, to show that each is needed."""
 
     vote: bool = False
@@ -45,7 +45,7 @@ class WeakenedQuorum:
     keep_until_all_arrived: bool = False
 
 
-NOTHING = WeakenedQuorum()
+NOTHING = WeakenedRules()
 
 
 @dataclass(eq=False)
@@ -93,7 +93,7 @@ class Attempt:
 class Steps:
     """All processes and attempts of a job. A method that does not apply does nothing. `check` follows each method."""
 
-    def __init__(self, ranks: int, weakened: WeakenedQuorum = NOTHING) -> None:
+    def __init__(self, ranks: int, weakened: WeakenedRules = NOTHING) -> None:
         self.weakened = weakened
         self.processes: list[Process] = []
         self.attempts: dict[AttemptId, Attempt] = {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from steps import NOTHING, Attempt, Process, Steps, ViolationError, WeakenedQuorum
+from steps import NOTHING, Attempt, Process, Steps, ViolationError, WeakenedRules
 
 from holdfast.core.errors import InvariantError
 from holdfast.training.protocol.step_commit import RankState
@@ -131,7 +131,7 @@ def test_no_order_of_faults_loses_a_step_or_applies_one_twice() -> None:
 # Each rule is needed: without it, and with the same faults, a step is lost, doubled or contradicted.
 
 
-def three(weakened: WeakenedQuorum) -> tuple[Steps, list[Process]]:
+def three(weakened: WeakenedRules) -> tuple[Steps, list[Process]]:
     """Three ranks completed one step."""
     steps = Steps(3, weakened)
     world(steps, 0, 1, 2)
@@ -153,7 +153,7 @@ def together(steps: Steps, *acts: Callable[[Process], None]) -> None:
             act(process)
 
 
-def an_average_that_only_one_got(weakened: WeakenedQuorum) -> Steps:
+def an_average_that_only_one_got(weakened: WeakenedRules) -> Steps:
     steps, (first, _, _) = three(weakened)
     together(steps, steps.average)
     steps.prepare(first)
@@ -162,7 +162,7 @@ def an_average_that_only_one_got(weakened: WeakenedQuorum) -> Steps:
     return steps
 
 
-def a_step_rolled_forward_without_the_laggard(weakened: WeakenedQuorum) -> Steps:
+def a_step_rolled_forward_without_the_laggard(weakened: WeakenedRules) -> Steps:
     steps, (first, _, _) = three(weakened)
     together(steps, steps.average)
     steps.prepare(first)
@@ -172,7 +172,7 @@ def a_step_rolled_forward_without_the_laggard(weakened: WeakenedQuorum) -> Steps
     return steps
 
 
-def an_idle_world_of_old_states(weakened: WeakenedQuorum) -> Steps:
+def an_idle_world_of_old_states(weakened: WeakenedRules) -> Steps:
     steps, _ = three(weakened)
     world(steps, 0)
     together(steps, steps.average, steps.prepare, steps.vote, steps.vote_returns)
@@ -181,7 +181,7 @@ def an_idle_world_of_old_states(weakened: WeakenedQuorum) -> Steps:
     return steps
 
 
-def a_doubt_that_was_settled(weakened: WeakenedQuorum) -> Steps:
+def a_doubt_that_was_settled(weakened: WeakenedRules) -> Steps:
     steps, _ = three(weakened)
     together(steps, steps.average, steps.prepare, steps.vote)
     world(steps, 0, 1, 2)
@@ -189,7 +189,7 @@ def a_doubt_that_was_settled(weakened: WeakenedQuorum) -> Steps:
     return steps
 
 
-def a_vote_after_leaving(weakened: WeakenedQuorum) -> Steps:
+def a_vote_after_leaving(weakened: WeakenedRules) -> Steps:
     steps, (first, second, third) = three(weakened)
     together(steps, steps.average)
     for process in (first, second):
@@ -202,7 +202,7 @@ def a_vote_after_leaving(weakened: WeakenedQuorum) -> Steps:
     return steps
 
 
-def a_failure_between_applying_and_marking(weakened: WeakenedQuorum) -> Steps:
+def a_failure_between_applying_and_marking(weakened: WeakenedRules) -> Steps:
     steps, (first, second, third) = three(weakened)
     together(steps, steps.average)
     for process in (first, second):
@@ -218,7 +218,7 @@ def a_failure_between_applying_and_marking(weakened: WeakenedQuorum) -> Steps:
     return steps
 
 
-def a_donor_that_dies_while_it_gives(weakened: WeakenedQuorum) -> Steps:
+def a_donor_that_dies_while_it_gives(weakened: WeakenedRules) -> Steps:
     steps, (first, second, third) = three(weakened)
     world(steps, 0, 1, 2)
     together(steps, steps.average)
@@ -235,19 +235,19 @@ def a_donor_that_dies_while_it_gives(weakened: WeakenedQuorum) -> Steps:
 
 
 NEEDED = [
-    (an_average_that_only_one_got, WeakenedQuorum(vote=True), "goes on without it"),
-    (a_step_rolled_forward_without_the_laggard, WeakenedQuorum(synced_mark=True), "disagree"),
-    (an_idle_world_of_old_states, WeakenedQuorum(voted_mark=True), "goes on without it"),
-    (a_doubt_that_was_settled, WeakenedQuorum(doubts_with_unequal_marks=True), "twice"),
-    (a_vote_after_leaving, WeakenedQuorum(leave_before_showing=True), "goes on without it"),
-    (a_failure_between_applying_and_marking, WeakenedQuorum(settle_and_mark_as_one=True), "disagree"),
-    (a_donor_that_dies_while_it_gives, WeakenedQuorum(keep_until_all_arrived=True), "goes on without it"),
+    (an_average_that_only_one_got, WeakenedRules(vote=True), "goes on without it"),
+    (a_step_rolled_forward_without_the_laggard, WeakenedRules(synced_mark=True), "disagree"),
+    (an_idle_world_of_old_states, WeakenedRules(voted_mark=True), "goes on without it"),
+    (a_doubt_that_was_settled, WeakenedRules(doubts_with_unequal_marks=True), "twice"),
+    (a_vote_after_leaving, WeakenedRules(leave_before_showing=True), "goes on without it"),
+    (a_failure_between_applying_and_marking, WeakenedRules(settle_and_mark_as_one=True), "disagree"),
+    (a_donor_that_dies_while_it_gives, WeakenedRules(keep_until_all_arrived=True), "goes on without it"),
 ]
 
 
 @pytest.mark.parametrize(("story", "weakened", "broken"), NEEDED)
 def test_each_rule_is_needed(
-    story: Callable[[WeakenedQuorum], Steps], weakened: WeakenedQuorum, broken: str, monkeypatch: pytest.MonkeyPatch
+    story: Callable[[WeakenedRules], Steps], weakened: WeakenedRules, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story(NOTHING).check()
     if weakened.doubts_with_unequal_marks:

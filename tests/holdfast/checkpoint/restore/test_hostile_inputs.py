@@ -218,12 +218,12 @@ def answers(folder: Path, changes: Changes) -> str:
         thread.start()
         try:
             with little_memory(), untouched(folder):
-                return outcome(lambda: questions_of(neighbour(listening.getsockname()[1]), wanted))
+                return outcome(lambda: answer_of(neighbour(listening.getsockname()[1]), wanted))
         finally:
             thread.join()
 
 
-def questions_of(where: Neighbour, wanted: str) -> str:
+def answer_of(where: Neighbour, wanted: str) -> str:
     peer = Peer(where, KEY)
     store = PeerStore(peer, {"job"})
     try:

@@ -112,11 +112,11 @@ def test_second_writer_under_the_same_name_changes_nothing(made: Made, s3_store:
 @pytest.mark.integration
 def test_writer_does_not_publish_what_an_abandoned_twin_removed(made: Made, s3_store: ObjectStore) -> None:
     """Two writers write the same checkpoint, and one of them gives up."""
-    stays, deleted = (s3_store.receive(made.name, digest(made.manifest)) for _ in range(2))
+    stays, abandoned = (s3_store.receive(made.name, digest(made.manifest)) for _ in range(2))
     for file, data in made.bytes.items():
         stays.write(file, [data])
 
-    deleted.discard()
+    abandoned.discard()
 
     with pytest.raises(CheckpointError, match="abandoned by another writer: try again"):
         stays.publish(made.manifest)
