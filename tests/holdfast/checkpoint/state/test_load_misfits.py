@@ -167,7 +167,9 @@ def test_settings_unknown_to_an_earlier_torch_get_defaults(tmp_path: Path) -> No
     del earlier.param_groups[0]["decoupled_weight_decay"]
     checkpoint.save(tmp_path, step=1, model=model, optimizer=earlier)
     optimizer = torch.optim.AdamW(model.parameters())
+    default = optimizer.param_groups[0]["decoupled_weight_decay"]
     checkpoint.load(tmp_path, model=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["decoupled_weight_decay"] is default is True
     train(model, optimizer)
 
 

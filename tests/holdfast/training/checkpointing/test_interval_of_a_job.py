@@ -1,4 +1,4 @@
-"""A job saves when the interval `Auto` is over, and all ranks save the same step."""
+"""A job saves when the interval `Auto` is over, by the clock of the coordinator."""
 
 from __future__ import annotations
 

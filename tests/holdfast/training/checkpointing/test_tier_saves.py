@@ -54,7 +54,11 @@ def test_leaving_worker_leaves_although_there_is_no_capacity() -> None:
 
 
 def test_nothing_is_saved_at_a_step_that_is_not_due() -> None:
-    Run().save(3)
+    run = Run(SaveResult(committed=True))
+    run.save(3)
+    assert run.told == []
+    run.save(4)
+    assert [one["step"] for one in run.told] == [4]
 
 
 def test_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solo_job import Solo
 
-from holdfast import Guards, PeerLostError
+from holdfast import Guards, NonFiniteError, PeerLostError
 from holdfast.core.attempt import AttemptId
 from holdfast.training.guards.spikes import Recent
 from holdfast.training.step.train_state import TrainState
@@ -135,7 +135,7 @@ def test_gradient_spike_is_reported_by_default(solo: Make) -> None:
 
 def test_response_roll_back_needs_no_row(solo: Make) -> None:
     run = solo(None, guards=Guards(loss_spike="roll-back", spike_window=10))
-    with pytest.raises(Exception, match="has no checkpoint folder"):
+    with pytest.raises(NonFiniteError, match="has no checkpoint folder"):
         train(run, {9: 1000.0})
 
 

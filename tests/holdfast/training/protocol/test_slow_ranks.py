@@ -37,7 +37,6 @@ def named(paces: Sequence[StepPace]) -> list[list[int]]:
 
 
 NOISE = st.floats(0.97, 1.03)
-SIZES = st.integers(2, 40)
 
 
 @given(st.lists(NOISE, min_size=1, max_size=40), st.floats(1e-3, 100), st.floats(0, 2))

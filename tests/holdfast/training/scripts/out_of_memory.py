@@ -1,7 +1,7 @@
 """A script in which the GPU of some ranks is full in step 5, so that backward raises torch's error.
 
-The arguments are, for each rank, for how many tries its memory is full: `0 2` means rank 1, twice. With the variable
-`FITS`, the forward pass of larger micro-batches also raises the error, in all ranks and steps.
+Each argument is the number of times that the memory of one rank is full: `0 2` means rank 1, twice. If the variable
+`FITS` is set, larger micro-batches also raise the error in all ranks and steps, before their forward pass.
 """
 
 from __future__ import annotations

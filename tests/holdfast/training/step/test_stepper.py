@@ -167,7 +167,7 @@ def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> N
 
 
 def draw() -> list[float]:
-    """Draw from each generator, an odd count of normal numbers, of which generators compute and keep a second one."""
+    """Draw from each generator. Each draws an odd number of normal numbers, and keeps the second one of a pair."""
     python = [random.random(), random.gauss(0, 1)]
     return [*python, np.random.rand(), np.random.randn(), *torch.rand(3).tolist(), float(torch.randn(1))]
 

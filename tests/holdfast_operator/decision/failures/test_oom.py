@@ -1,4 +1,4 @@
-"""One exhaustion of a container's memory is one incident, however many launchers tell of however many of its ends."""
+"""A container that is out of memory is one incident, even if several launchers report several of its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSED = ("Infrastructure", "PeerLost", "gpt-w0")
 
 
 def ended(sim: Sim, word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> tuple[int, int]:
-    """The world ends, and the launchers that live say why; returns its pair."""
+    """End the world, and let the remaining launchers report why. Return its attempt."""
     attempt_id = (sim.world["generation"], sim.world["attempt"])
     sim.world = None
     tell(sim, attempt_id, word, part_of)
