@@ -38,9 +38,9 @@ def body(step: int, nbytes: int = BYTES) -> bytes:
     return bytes([step % 251]) * nbytes
 
 
-def commit(slot_set: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, reserved: int = 0) -> None:
+def commit(slot_set: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, freed_later: int = 0) -> None:
     spared = () if keep is None else [named(keep)]
-    writer = slot_set.begin(named(step), nbytes + 8192, keep=spared, job="job", reserved=reserved)
+    writer = slot_set.begin(named(step), nbytes + 8192, keep=spared, job="job", freed_later=freed_later)
     record = writer.write(FILE, [body(step, nbytes)], nbytes)
     writer.stage()
     chunk = Chunk(file=FILE, offset=0, nbytes=nbytes, start=(0,), shape=(nbytes,))
@@ -234,7 +234,7 @@ def test_when_others_free_memory_later_only_one_slot_is_created(
     slot_set = SlotSet(tmp_path, "own-0", limit=2 << 20)
     with pytest.raises(NoCapacityError, match="1 MiB of 2 MiB are in use"):
         slot_set.begin(named(1), BYTES + 8192, keep=())
-    commit(slot_set, 1, reserved=1 << 20)
+    commit(slot_set, 1, freed_later=1 << 20)
     assert [path.name for path in sorted(tmp_path.glob("own-0.slot-?"))] == ["own-0.slot-0"]
     with pytest.raises(NoCapacityError, match="2 MiB of 2 MiB are in use"):
         commit(slot_set, 2, keep=1)
@@ -246,7 +246,7 @@ def test_when_others_free_memory_later_only_one_slot_is_created(
 def test_what_does_not_fit_later_either_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "for-lost.slot-0").write_bytes(bytes(1 << 20))
     with pytest.raises(NoCapacityError, match="own-0 needs two slots"):
-        SlotSet(tmp_path, "own-0", limit=2 << 20).begin(named(1), BYTES, keep=(), reserved=1)
+        SlotSet(tmp_path, "own-0", limit=2 << 20).begin(named(1), BYTES, keep=(), freed_later=1)
 
 
 @pytest.fixture

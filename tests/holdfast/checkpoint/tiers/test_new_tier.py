@@ -60,7 +60,7 @@ class ShelfTier:
         context: FencingContext,
         *,
         check: Callable[[], None] = lambda: None,
-        asked: bool = False,
+        requested: bool = False,
     ) -> SaveResult:
         if not self.in_background:  # nothing is staged for this tier
             image = memoryview(bytearray(-(-staged.plan.nbytes // 4096) * 4096))
