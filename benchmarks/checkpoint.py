@@ -204,8 +204,14 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
         ours.forget()
         return extra_bytes(ours.first_stall)
 
+    check = ours.checker()
     seconds = bench.interleaved(
-        {"ours": lambda: cpu_seconds(ours.save), "dcp": lambda: cpu_seconds(dcp.save)}, rounds
+        {
+            "ours": lambda: cpu_seconds(ours.save),
+            "check": lambda: cpu_seconds(check),
+            "dcp": lambda: cpu_seconds(dcp.save),
+        },
+        rounds,
     )
     grown = bench.interleaved({"ours": fresh, "dcp": lambda: extra_bytes(dcp.stall)}, rounds)
     return [
@@ -216,6 +222,12 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
             "s/GB",
             peer=bench.median(seconds["dcp"]) / state.nbytes * 1e9,
             peer_name="DCP",
+        ),
+        bench.measured(
+            "checkpoint-2",
+            f"of it, the check that the weights are finite, a third of {what}",
+            [100 * value for value in bench.ratios(seconds["check"], seconds["ours"])],
+            "%",
         ),
         bench.measured(
             "checkpoint-1",

@@ -25,12 +25,15 @@ from holdfast.checkpoint.dcp.writer import StorageWriter
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io.direct_writer import aligned
 from holdfast.checkpoint.io.huge_pages import allocate, fault_in
-from holdfast.checkpoint.io.staging_buffer import anonymous
+from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.saving.background import Saving
+from holdfast.checkpoint.saving.finite_check import Inspection
+from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.stager import stage
 from holdfast.checkpoint.state.flatten import Stateful, flatten
 from holdfast.core.attempt import AttemptId
 
@@ -107,6 +110,14 @@ class Ours:
             per_rank={},
             numerics={},
         )
+
+    def checker(self) -> Callable[[], None]:
+        """Return a call that checks a copy of the weights for values that are not finite, as each save does."""
+        snapshot = self._snapshot()
+        staged = stage(snapshot, Arena(), Planner(), rank=0, size=1)
+        staged.filling.wait(staged.plan.nbytes, lambda: None)
+        image = staged.image[: staged.plan.nbytes]
+        return lambda: Inspection(staged.plan, snapshot.weights).update(image)
 
     def stall(self) -> float:
         """Return the seconds until training continues."""
