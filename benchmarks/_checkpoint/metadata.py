@@ -22,6 +22,7 @@ from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.stager import stage
 from holdfast.checkpoint.saving.writer import commit
 from holdfast.checkpoint.state.flatten import flatten_values
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import store_client
@@ -73,7 +74,7 @@ def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[li
         )
         exchange = StoreExchange(client, rank=rank, size=2, number=number)
         staged = stage(snapshot, arena, planner, rank=rank, size=2)
-        if not commit(folder / "ours", staged, exchange).committed:
+        if not commit(FolderStore(folder / "ours"), staged, exchange).committed:
             raise SystemExit("a save failed")
 
     def theirs(number: int) -> None:

@@ -15,12 +15,11 @@ from uuid import uuid4
 
 import pytest
 from command_line import Commands
+from nothing_managed import Tensors, snapshot_of
 
-from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.rank_reader import Loaded
-from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
+from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
@@ -28,7 +27,6 @@ from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.attempt import AttemptId
 from holdfast_testbed.fakes.s3 import REGION, S3Server, s3_server
 
-Tensors = Mapping[str, bytes]
 SCRIPTS = Path(__file__).parent / "checkpoint" / "scripts"
 
 
@@ -36,20 +34,6 @@ SCRIPTS = Path(__file__).parent / "checkpoint" / "scripts"
 def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
     """The command line."""
     return Commands(capsys)
-
-
-def snapshot_of(step: int, attempt_id: AttemptId, tensors: Tensors, *, rank: int = 0) -> Snapshot:
-    return Snapshot(
-        name=CheckpointName(step=step, attempt_id=attempt_id),
-        specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
-        read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
-        state={"objects": {}, "counters": {}},
-        data=None,
-        per_rank={"rank": rank},
-        numerics={},
-        job_uid="job-1",
-        publication="p1",
-    )
 
 
 @pytest.fixture(scope="session")

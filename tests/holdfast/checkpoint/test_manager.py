@@ -123,7 +123,7 @@ def test_base_deleted_by_a_stale_attempt_leaves_no_claim(
     if when == "before the claim":
         zombie.commits(20)
     else:
-        monkeypatch.setattr("holdfast.checkpoint.attempt_claims.write_claim", late)
+        monkeypatch.setattr("holdfast.checkpoint.stores.folder.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
         engine.claim(step=found.step, attempt_id=found.attempt_id)
     assert [claim.attempt_id for claim in list_claims(tmp_path)] == [AttemptId(1, 1)]

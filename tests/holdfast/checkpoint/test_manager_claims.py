@@ -21,6 +21,7 @@ from holdfast.checkpoint.io.durable_files import RIGHT
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import SingleRank
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError
 
@@ -125,7 +126,7 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No operator or launcher counts attempts here. Only the folder shows which name is free."""
-    attempt = attempt_by_hand(tmp_path, SingleRank())
+    attempt = attempt_by_hand(FolderStore(tmp_path), SingleRank())
     claim = Claim(
         attempt_id=attempt.attempt_id, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0
     )
@@ -136,7 +137,7 @@ def test_without_hard_links_a_killed_manual_claim_blocks_nobody(
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(claimant, 0)[1]) == -signal.SIGKILL
     assert list_claims(tmp_path) == ()
-    second = attempt_by_hand(tmp_path, SingleRank())
+    second = attempt_by_hand(FolderStore(tmp_path), SingleRank())
     run = Run(tmp_path, second.attempt_id.generation, second.attempt_id.attempt, job=second.job_uid)
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.attempt_id}.json"]
 

@@ -102,10 +102,10 @@ def test_leftovers_of_higher_attempts_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_by_hand_each_start_is_a_generation_of_its_own(tmp_path: Path) -> None:
-    first = attempt_by_hand(tmp_path, SingleRank())
+    first = attempt_by_hand(FolderStore(tmp_path), SingleRank())
     assert first.attempt_id == AttemptId(1, 1)
     Run(tmp_path, 1, 1, job=first.job_uid)
-    second = attempt_by_hand(tmp_path, SingleRank())
+    second = attempt_by_hand(FolderStore(tmp_path), SingleRank())
     assert second.attempt_id == AttemptId(2, 1)
     assert [claim.attempt_id for claim in second.known] == [AttemptId(1, 1)]
 

@@ -16,6 +16,7 @@ from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save as save_snapshot
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId, Claim
 
 torch = pytest.importorskip("torch")
@@ -123,7 +124,7 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
             numerics={},
         )
         staged = stage(snapshot, Arena(), Planner(), rank=0, size=1)
-        assert commit(tmp_path, staged, SingleRank(), chain=chain).committed
+        assert commit(FolderStore(tmp_path), staged, SingleRank(), chain=chain).committed
 
     folder, manifest = reader.newest(tmp_path)
     assert (manifest["version"], manifest["parent"]) == (2, "step-2.g1.a1")
@@ -162,7 +163,7 @@ def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
 
         def act(exchange: Any, snapshot: Snapshot = snapshot) -> bool:
             staged = stage(snapshot, Arena(), Planner(), rank=exchange.rank, size=2)
-            return commit(tmp_path, staged, exchange, chain=chains[exchange.rank]).committed
+            return commit(FolderStore(tmp_path), staged, exchange, chain=chains[exchange.rank]).committed
 
         assert all(world(2, act))
 

@@ -21,9 +21,7 @@ from holdfast.core.paths import local_path
 TAKERS: dict[str, Callable[[str], object]] = {
     "save": lambda where: checkpoint.save(where, step=1, model=torch.nn.Linear(1, 1)),
     "load": lambda where: checkpoint.load(where, model=torch.nn.Linear(1, 1)),
-    "init": lambda where: holdfast.init(checkpoint_dir=where),
     "init with a path": lambda where: holdfast.init(checkpoint_dir=Path(where)),
-    "variable": lambda where: read_environment({"HOLDFAST_CHECKPOINT_DIR": where}),
     "StorageWriter": lambda where: StorageWriter(where, step=1),
     "StorageWriter's checkpoint_id": lambda where: StorageWriter("ckpt").reset(f"{where}/step-1"),
     "StorageReader": StorageReader,
@@ -40,6 +38,17 @@ def test_a_folder_is_no_url(
     with pytest.raises(UsageError, match=r"nothing was read or written: (expected a path|pass the complete path)"):
         take(where)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["file:///b", "s3:/bucket/a", "~/c"])
+def test_a_jobs_checkpoints_are_in_a_folder_or_an_object_store(where: str) -> None:
+    for take in (
+        lambda: holdfast.init(checkpoint_dir=where),
+        lambda: read_environment({"HOLDFAST_CHECKPOINT_DIR": where}),
+    ):
+        with pytest.raises(UsageError, match="nothing was read or written"):
+            take()
+    assert read_environment({"HOLDFAST_CHECKPOINT_DIR": "s3://bucket/a/"}).checkpoint_dir == "s3://bucket/a"
 
 
 def test_a_url_that_lost_a_slash_is_no_store_of_commits() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.stores.objects.store import Stat
+from holdfast.checkpoint.stores.objects.bucket import Stat
 from holdfast.core.errors import CorruptCheckpointError, UnavailableError
 
 VOLUME, BUCKET = "volume", "bucket"

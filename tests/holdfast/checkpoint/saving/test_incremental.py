@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.cli.checkpoints.copy import lineage
@@ -232,7 +231,7 @@ def test_what_failed_is_stood_on_by_nothing(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "publish", full)
+        patched.setattr(FolderStore, "publish", full)
         assert not save(tmp_path, 2, tensors, chain).committed
     assert save(tmp_path, 3, tensors, chain).committed
     assert manifest(tmp_path, 3).depends_on == {"step-1.g1.a1"}

@@ -124,7 +124,9 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             per_rank={},
             numerics={},
         )
-        writer.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), SingleRank(), chain=chain)
+        writer.commit(
+            FolderStore(tmp_path / "ckpt"), stage(made, Arena(), Planner(), rank=0, size=1), SingleRank(), chain=chain
+        )
     assert manifest(tmp_path / "ckpt", 2).version == 2
     assert main(["checkpoints", "export", str(tmp_path / "ckpt"), str(tmp_path / "w.safetensors")]) == 0
     found = safetensors.load_file(tmp_path / "w.safetensors")

@@ -30,7 +30,7 @@ from lossy_states import (
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import lossy_delta, writer
+from holdfast.checkpoint.saving import lossy_delta
 from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.snapshot import SaveResult
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -251,7 +251,7 @@ def test_a_save_that_failed_is_no_base(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "publish", full)
+        patched.setattr(FolderStore, "publish", full)
         assert not save(tmp_path, 2, states[1], chain).committed
     assert save(tmp_path, 3, states[2], chain).committed
     assert [patch.count for patch in manifest(tmp_path, 3).tensors["weight"].patches] == [30]

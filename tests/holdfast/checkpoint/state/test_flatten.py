@@ -21,13 +21,13 @@ from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.io import durable_files
 from holdfast.checkpoint.restore.rank_reader import Loaded
 from holdfast.checkpoint.restore.search import restore
-from holdfast.checkpoint.saving import writer
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.writer import save
 from holdfast.checkpoint.state import flatten as state
 from holdfast.checkpoint.state.dtypes import DTYPES
 from holdfast.checkpoint.state.flatten import check_savable, flatten_values
 from holdfast.checkpoint.state.unflatten import adopt, unflatten
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 
 DTYPES = st.sampled_from(list(DTYPES))
@@ -206,18 +206,18 @@ def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> N
     assert box.state == {"value": 2}
 
 
-@pytest.mark.parametrize("moment", ["_begin", "publish"])
+@pytest.mark.parametrize("moment", ["begin", "publish"])
 def test_save_does_not_take_a_foreign_checkpoint_as_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    act, others = getattr(writer, moment), ["theirs"]
+    act, others = getattr(FolderStore, moment), ["theirs"]
 
     def meanwhile(*args: Any) -> Any:
         if others:
             checkpoint.save(tmp_path, step=5, box=Box({"who": others.pop()}))
         return act(*args)
 
-    monkeypatch.setattr(writer, moment, meanwhile)
+    monkeypatch.setattr(FolderStore, moment, meanwhile)
     with pytest.raises(CheckpointError, match=r"another process saved it there.*Pass group="):
         checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"}))
     box = Box()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Barrier, Lock
@@ -12,9 +15,10 @@ from s3_commits import Made, is_whole, upload
 
 from holdfast.checkpoint.format.manifest import digest
 from holdfast.checkpoint.stores.objects import s3_checksum
+from holdfast.checkpoint.stores.objects.incoming import GIVEN_UP, SHA256SUMS
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
-from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, ObjectStore
+from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.errors import CheckpointError, UnavailableError
 from holdfast_testbed.fakes.s3 import S3Server
 from holdfast_testbed.fakes.s3_faults import Proxy, Reset
@@ -162,3 +166,31 @@ def test_the_sha256_of_each_file_lies_beside_it(
     folder = s3.folder / s3_settings.bucket / s3_settings.prefix / str(made.name)
     sums = dict(reversed(line.split()) for line in (folder / SHA256SUMS).read_text().splitlines())
     assert sums == {file: sha256(data).hexdigest() for file, data in made.bytes.items()}
+
+
+AT_THE_END = """
+import atexit
+import sys
+from holdfast.checkpoint.stores.open import open_store
+
+bucket = open_store(sys.argv[1])._bucket
+
+def last():
+    bucket.upload("job/large", (memoryview(bytes(bucket.part_bytes)) for _ in range(3)))
+    print(bucket.stat("job/large").nbytes == 3 * bucket.part_bytes)
+
+atexit.register(last)
+"""
+
+
+def test_a_large_file_is_uploaded_while_the_interpreter_exits(s3: S3Server, s3_settings: S3Settings) -> None:
+    """The last checkpoint of a script is written at that time."""
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, f"s3://{s3_settings.bucket}/job"],
+        env=os.environ | s3.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("True\n", "")

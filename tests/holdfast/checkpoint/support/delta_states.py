@@ -18,6 +18,7 @@ from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import stage
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 
 ONE = AttemptId(1, 1)
@@ -68,7 +69,7 @@ def snapshot(
 def save(root: Path, step: int, tensors: Tensors, chain: Chain, exchange: Exchange | None = None) -> SaveResult:
     mine = exchange or SingleRank()
     staged = stage(snapshot(step, tensors), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return writer.commit(root, staged, mine, chain=chain)
+    return writer.commit(FolderStore(root), staged, mine, chain=chain)
 
 
 def read(root: Path, step: int | None = None) -> Any:

@@ -20,6 +20,7 @@ from holdfast.checkpoint.saving.incremental import Chain
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import stage
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 
 ONE = AttemptId(1, 1)
@@ -67,7 +68,7 @@ def save(
 ) -> SaveResult:
     mine = exchange or SingleRank()
     staged = stage(snapshot(step, state, forms, inexact), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return writer.commit(root, staged, mine, chain=chain)
+    return writer.commit(FolderStore(root), staged, mine, chain=chain)
 
 
 def manifest(root: Path, step: int) -> Manifest:

@@ -66,7 +66,7 @@ class ShelfTier:
             image = memoryview(bytearray(-(-staged.plan.nbytes // 4096) * 4096))
             staged = replace(staged, image=image)
             staged.copy()
-        return commit(self._folder, staged, exchange, check=check)
+        return commit(FolderStore(self._folder), staged, exchange, check=check)
 
     def restored(self, name: CheckpointName) -> None:
         self.resumed_from = name

@@ -28,7 +28,7 @@ from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects.store import ObjectIncoming
+from holdfast.checkpoint.stores.objects.incoming import ObjectIncoming
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.tiers.uploader import (
     Target,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.environment import read_environment
+from holdfast.launcher.host import preflight
 from holdfast.launcher.host.preflight import (
     OBJECT_STORE,
     STORAGE,
@@ -185,15 +186,27 @@ def test_a_result_that_cannot_be_written_is_written_later(tmp_path: Path) -> Non
 
 def test_what_is_not_there_is_skipped(tmp_path: Path) -> None:
     asked = {"HOLDFAST_PREFLIGHT_FREE_BYTES": "1", "HOLDFAST_PREFLIGHT_WRITE_BYTES": "1"}
-    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path), "HOLDFAST_PREFLIGHT_OBJECT": "1", **asked}), "")
+    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path), "HOLDFAST_PREFLIGHT_OBJECT": "1", **asked}))
     assert json.loads((tmp_path / "preflight.json").read_text())["checks"] == [
         {"name": "Storage", "result": "Skipped", "message": "there is no checkpoint volume"},
         {"name": "ObjectStore", "result": "Skipped", "message": "there is no object store"},
     ]
 
 
+def test_a_checkpoint_directory_in_an_object_store_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(preflight, "_start_store", lambda board, environment, url: checked.append(url))
+    environ = {"RUN_DIR": str(tmp_path), "CHECKPOINT_DIR": "s3://b/ml/gpt", "PREFLIGHT_OBJECT": "1"}
+    environ |= {"PREFLIGHT_FREE_BYTES": "1", "PREFLIGHT_WRITE_BYTES": "1"}
+    start(read_environment({f"HOLDFAST_{name}": value for name, value in environ.items()}))
+    assert checked == ["s3://b/ml/gpt"]
+    assert told(tmp_path)["result"] == "Skipped", "there is no volume"
+
+
 def test_nothing_is_told_where_nothing_is_asked(tmp_path: Path) -> None:
-    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path)}), "s3://models/runs")
+    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path), "HOLDFAST_OBJECT_URL": "s3://models/runs"}))
     assert list(tmp_path.iterdir()) == []
 
 

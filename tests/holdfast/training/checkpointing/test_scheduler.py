@@ -26,6 +26,7 @@ from holdfast.checkpoint.saving.background import Saving
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged, stage
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.attempt import AttemptId
 from holdfast.training.distributed.cancel_token import CancelToken
 from holdfast.training.distributed.process_group import store_client
@@ -289,7 +290,7 @@ def test_ranks_save_through_the_store_and_clean_up_after_saves(store: TCPStore, 
         made = []
         for step in (1, 2, 3):
             exchange = StoreExchange(client, rank=number, size=2, number=step)
-            made.append(writer.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
+            made.append(writer.commit(FolderStore(tmp_path), staged(number, step, b"x" * 100), exchange))
         return made
 
     results: dict[int, list[SaveResult]] = {}
@@ -306,10 +307,12 @@ def test_ranks_save_through_the_store_and_clean_up_after_saves(store: TCPStore, 
 def test_peer_lost_during_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
     cancel = CancelToken()
     exchange = StoreExchange(client_of(store, cancel), rank=0, size=2, number=1)
-    saving = Saving(lambda: writer.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=cancel.check))
+    saving = Saving(
+        lambda: writer.commit(FolderStore(tmp_path), staged(0, 1, b"x" * 100), exchange, check=cancel.check)
+    )
     until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))
     cancel.set("rank 1 is gone")
     saving.settle(lambda: None)
     assert "rank 1 is gone" in saving.lost
     assert [path.name for path in tmp_path.iterdir()] == []
-    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), SingleRank()).committed
+    assert writer.commit(FolderStore(tmp_path), staged(0, 1, b"x" * 100, size=1), SingleRank()).committed

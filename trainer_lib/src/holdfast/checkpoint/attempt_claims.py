@@ -7,27 +7,22 @@ that an older attempt publishes beyond the claimed step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from holdfast.checkpoint.attempt_info import Attempt
-from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.claims import list_claims, remove_claims, write_claim
-from holdfast.checkpoint.folder.publish import exists
 from holdfast.checkpoint.format.file_names import CheckpointName
-from holdfast.checkpoint.io.durable_files import make_folder
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing_context import FencingContext
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, SharedStore
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import ClaimError, ForeignClaimError
 
 
 class Fence:
-    """The claims of one shared folder and of its copies that apply to the current attempt."""
+    """The claims of the shared store and of its copies that apply to the current attempt."""
 
     def __init__(
         self,
-        root: Path,
+        shared: SharedStore,
         stores: Sequence[CheckpointStore],
         resume: fencing.Resume,
         on_foreign: Callable[[tuple[Claim, ...]], None],
@@ -35,7 +30,7 @@ class Fence:
         self.resume = resume
         self.claims: tuple[Claim, ...] = ()
         self.attempt = Attempt(attempt_id=AttemptId(0, 0), job_uid="", publication="", run_id="")
-        self._root = root
+        self._shared = shared
         self._stores = stores
         self._on_foreign = on_foreign
 
@@ -50,11 +45,11 @@ class Fence:
         return FencingContext(claims=self.claims, job_uid=self.attempt.job_uid, resume=self.resume)
 
     def refresh(self) -> None:
-        make_folder(self._root)
-        self._apply(list_claims(self._root))
+        self._shared.prepare()
+        self._apply(self._shared.claims())
 
     def refresh_all(self) -> list[dict[str, object]]:
-        """Read the claims of the folder and of its copies, and return them as JSON objects.
+        """Read the claims of the shared store and of its copies, and return them as JSON objects.
 
         The copies may be the only place that still has claims. Reading them is slow, so a fast recovery uses
         `refresh` instead.
@@ -81,31 +76,31 @@ class Fence:
     def write(self, claim: Claim, base: CheckpointName | None, *, again: bool) -> None:
         """Make a claim durable.
 
-        `base` is the checkpoint that the claim continues, if it was read from the shared folder.
+        `base` is the checkpoint that the claim continues, if it was read from the shared store.
         """
         self._require_base(claim, base)
         try:
-            write_claim(self._root, claim, again=again)
+            self._shared.write_claim(claim, again=again)
         except ClaimError:
-            self._refuse_foreign(list_claims(self._root))  # reports the other job, if another job took the name first
+            self._refuse_foreign(self._shared.claims())  # reports the other job, if another job took the name first
             raise
         try:
             self._require_base(claim, base)
         except ClaimError:
-            remove_claims(self._root, [claim])
+            self._shared.remove_claims([claim])
             raise
-        on_tier = list_claims(self._root)
+        on_tier = self._shared.claims()
         self._refuse_foreign([other for other in on_tier if other != claim])
         self.claims = fencing.union(on_tier, self.claims)
-        catalog.clean(self._root, own=claim.attempt_id)
-        remove_claims(self._root, fencing.superfluous(on_tier, claim))
+        self._shared.clean(claim.attempt_id)
+        self._shared.remove_claims(fencing.superfluous(on_tier, claim))
 
     def _require_base(self, claim: Claim, base: CheckpointName | None) -> None:
         if base is None or (base.step, base.attempt_id) != (claim.from_step, claim.from_attempt_id):
             return
-        if not exists(self._root, base):
+        if not self._shared.exists(base):
             raise ClaimError(
-                f"{base} in {self._root} was deleted after this attempt read it, because an attempt that "
+                f"{base} in {self._shared.url} was deleted after this attempt read it, because an attempt that "
                 "this one replaces still saves there. Nothing else is lost. The next attempt resumes from "
                 "its newest checkpoint"
             )
@@ -122,7 +117,7 @@ class Fence:
             self._on_foreign(found)
             named = ", ".join(f"{claim.attempt_id} of job {claim.job_uid}" for claim in found)
             raise ForeignClaimError(
-                f"{self._root} holds claims that this attempt does not know ({named}): another job or "
+                f"{self._shared.url} holds claims that this attempt does not know ({named}): another job or "
                 "operator uses the folder. Use a separate folder for each job, or stop the other job and "
                 "start again"
             )

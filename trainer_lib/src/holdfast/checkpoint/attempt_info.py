@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from holdfast.checkpoint.folder.claims import highest_generation, list_claims
 from holdfast.checkpoint.ranks.exchange import Exchange, lead
+from holdfast.checkpoint.stores.base import SharedStore
 from holdfast.core.attempt import AttemptId, Claim
 
 # The owner of everything that a script creates when no operator started it.
@@ -31,20 +30,20 @@ class Attempt:
     durable: int = 0
 
 
-def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
+def attempt_by_hand(shared: SharedStore | None, exchange: Exchange, run_id: str = "") -> Attempt:
     """Return the next attempt of a script that no operator started.
 
-    Its generation follows the highest in the folder.
+    Its generation follows the highest in the shared store.
     """
 
     def choose() -> dict[str, str | int]:
-        highest = 0 if root is None else highest_generation(root)
+        highest = 0 if shared is None else shared.highest_generation()
         return {"generation": highest + 1, "publication": uuid4().hex}
 
     chosen = lead(exchange, choose)
     known: tuple[Claim, ...] = ()
-    if root is not None:
-        listed = lead(exchange, lambda: [claim.to_json() for claim in list_claims(root)])
+    if shared is not None:
+        listed = lead(exchange, lambda: [claim.to_json() for claim in shared.claims()])
         known = tuple(map(Claim.from_json, listed))
     return Attempt(
         attempt_id=AttemptId(int(chosen["generation"]), 1),

@@ -1,21 +1,17 @@
-"""Deletion of the checkpoints of one shared folder that retention does not keep. No torch."""
+"""Deletion of the checkpoints of one shared store that retention does not keep. No torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 from holdfast.checkpoint.attempt_info import Attempt
-from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.claims import list_claims
-from holdfast.checkpoint.folder.upload_marker import uploading_checkpoint
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing, retention
 from holdfast.checkpoint.saving.checkpoint_index import Ages
 from holdfast.checkpoint.saving.snapshot import Snapshot
-from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.base import SharedStore
 from holdfast.core.attempt import Claim
 from holdfast.core.errors import CheckpointError
 
@@ -23,15 +19,17 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 
 class Expiry:
-    """Retention of one folder. `verified` has the checkpoints that were written or read back completely."""
+    """Retention of one store. `verified` has the checkpoints that were written or read back completely."""
 
-    def __init__(self, root: Path, *, keep_last: int, rules: retention.Rules, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: SharedStore, *, keep_last: int, rules: retention.Rules, clock: Callable[[], datetime]
+    ) -> None:
         self.verified: set[CheckpointName] = set()
-        self._root = root
+        self._store = store
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
-        self._ages = Ages(FolderStore(root))
+        self._ages = Ages(store)
 
     def add_entry(self, snapshot: Snapshot) -> None:
         """Record a checkpoint that was just published, so that its manifest need not be read."""
@@ -44,7 +42,7 @@ class Expiry:
         by now.
         """
         try:
-            on_tier = list_claims(self._root)
+            on_tier = self._store.claims()
             fence = fencing.union(on_tier, claims)
             if any(claim.attempt_id > attempt.attempt_id for claim in on_tier):
                 _log.warning(
@@ -60,8 +58,9 @@ class Expiry:
                 keep_last=self._keep_last,
                 rules=self._rules,
                 now=self._clock(),
-                uploading=uploading_checkpoint(self._root),
+                uploading=self._store.uploading(),
             )
-            catalog.delete(self._root, retention.to_delete(decided))
+            for name in retention.to_delete(decided):
+                self._store.delete(name)
         except (OSError, CheckpointError) as error:
-            _log.warning("retention could not list %s: %s", self._root, error)
+            _log.warning("retention could not list %s: %s", self._store.url, error)

@@ -14,7 +14,6 @@ from typing import Any, Final
 from holdfast.checkpoint.attempt_claims import Fence
 from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.expiry import Expiry
-from holdfast.checkpoint.folder.publish import exists
 from holdfast.checkpoint.format.failure_causes import FailureCause
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import DATA_ALIGNMENT, Holding, TensorSpec
@@ -31,10 +30,10 @@ from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged, plan
 from holdfast.checkpoint.saving.writer import commit
 from holdfast.checkpoint.storage_wait import until_usable
-from holdfast.checkpoint.stores.base import CheckpointStore
+from holdfast.checkpoint.stores.base import CheckpointStore, SharedStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
-from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.tiers.local_disk_tier import LocalTier
 from holdfast.checkpoint.tiers.memory_tier import MemoryTier
 from holdfast.checkpoint.tiers.settings import TierSettings
@@ -61,11 +60,11 @@ def _ignore_result(result: SaveResult) -> None:
 
 
 class CheckpointManager:
-    """The checkpoints of a job in one shared folder, across attempts."""
+    """The checkpoints of a job in one shared store, across attempts."""
 
     def __init__(
         self,
-        root: Path,
+        place: Path | str,
         *,
         keep_last: int,
         resume: fencing.Resume,
@@ -81,13 +80,13 @@ class CheckpointManager:
         copies_in_flight: int | None = None,
         tiers: Sequence[Tier] | None = None,
     ) -> None:
-        self._root = root
-        shared = FolderStore(root)
-        self._copies = FallbackStore(copies, shared, in_flight=copies_in_flight) if copies else None
-        self._stores: tuple[CheckpointStore, ...] = (shared,) if self._copies is None else (shared, self._copies)
+        self.shared: SharedStore = open_store(str(place), in_flight=copies_in_flight)
+        """The shared tier: a folder, or an object store."""
+        self._copies = FallbackStore(copies, self.shared, in_flight=copies_in_flight) if copies else None
+        self._stores: tuple[CheckpointStore, ...] = tuple(filter(None, (self.shared, self._copies)))
         self._keep_last = keep_last
-        self._expiry = Expiry(root, keep_last=keep_last, rules=rules, clock=clock)
-        self._fence = Fence(root, self._stores, resume, on_foreign)
+        self._expiry = Expiry(self.shared, keep_last=keep_last, rules=rules, clock=clock)
+        self._fence = Fence(self.shared, self._stores, resume, on_foreign)
         self._shared_base: CheckpointName | None = None
         self._exchange: Exchange = SingleRank()
         self._arena = arena or Arena()
@@ -101,7 +100,7 @@ class CheckpointManager:
         self._chain: Chain | None = None  # per attempt, because a save of an older attempt may still be running
         self._known_tiers: tuple[Tier, ...] = (MemoryTier(), LocalTier()) if tiers is None else tuple(tiers)
         self.tiers: tuple[Tier, ...] = ()
-        """The tiers that every rank uses in addition to the shared folder, in the order in which they are read."""
+        """The tiers that every rank uses in addition to the shared store, in the order in which they are read."""
 
     def enter(
         self,
@@ -173,14 +172,14 @@ class CheckpointManager:
 
     def is_durable(self, name: CheckpointName) -> bool:
         """Return whether the shared tier has this checkpoint. Every rank calls it."""
-        return bool(lead(self._exchange, lambda: exists(self._root, name)))
+        return bool(lead(self._exchange, lambda: self.shared.exists(name)))
 
     def newest(self, *, waits: Callable[[], None] | None = None) -> CheckpointName | None:
         """Return the name of the newest checkpoint with a readable manifest. Every rank calls it.
 
         The copies are read only if nothing else is left, because a recovery from memory must be fast. Every copy was
-        on the shared tier first. With `waits`, the call retries while the folder cannot be used: an error would end a
-        script whose state is only in memory. Rank 0 calls `waits` before each pause.
+        on the shared tier first. With `waits`, the call retries while the shared tier cannot be used: an error would
+        end a script whose state is only in memory. Rank 0 calls `waits` before each pause.
         """
 
         def refresh(_: bool) -> list[int]:
@@ -223,12 +222,12 @@ class CheckpointManager:
             _log.error(
                 "the first checkpoint in %s is corrupt: training starts from the beginning, and the "
                 "checkpoint is kept in %s",
-                self._root,
-                self._root / "quarantine",
+                self.shared.url,
+                f"{self.shared.url}/quarantine",
             )
         self._shared_base = None
         if found.loaded is not None:
-            if self._stores[0].url in found.stores and exists(self._root, found.loaded.name):
+            if self._stores[0].url in found.stores and self.shared.exists(found.loaded.name):
                 self._shared_base = found.loaded.name  # a checkpoint with a corrupt file was moved aside
             self._expiry.verified.add(found.loaded.name)
             for tier in self.tiers:
@@ -272,7 +271,7 @@ class CheckpointManager:
             before=before,
             again=self._copies_required,
             first=before is None
-            and self._keep_last > 1,  # the folder has as many checkpoints as were made, up to keep_last
+            and self._keep_last > 1,  # the store has as many checkpoints as were made, up to keep_last
         )
 
     def read_from(self, found: Restored) -> list[str]:
@@ -287,9 +286,9 @@ class CheckpointManager:
         """Make this attempt's claim durable. After the call, check again whether another attempt has claimed.
 
         `step` and `attempt_id` name the state from which the attempt continues. Raise `ClaimError` if that state was
-        read from the shared folder and no longer exists. A replaced attempt that still saves may delete it until the
+        read from the shared store and no longer exists. A replaced attempt that still saves may delete it until the
         claim exists. No claim is left in this case, so the next attempt reads what the replaced attempt saved. With
-        `waits`, the call retries while the folder cannot be used, as in `newest`.
+        `waits`, the call retries while the store cannot be used, as in `newest`.
         """
         claim = Claim(
             attempt_id=self._fence.attempt.attempt_id,
@@ -368,7 +367,7 @@ class CheckpointManager:
                     self._expiry.expire(attempt, self._fence.claims)
 
         def commits() -> SaveResult:
-            return commit(self._root, staged, exchange, check=check, chain=chain)
+            return commit(self.shared, staged, exchange, check=check, chain=chain)
 
         return PendingSave(staged=staged, commits=commits, ended=ended, called=called)
 

@@ -1,4 +1,4 @@
-"""Retry while a folder cannot be used, and keep the training state in memory. No torch."""
+"""Retry while the shared store cannot be used, and keep the training state in memory. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.checkpoint.policy.interval import retry_after
-from holdfast.core.errors import ClaimError
+from holdfast.core.errors import ClaimError, UnavailableError
 
 _log = logging.getLogger("holdfast.checkpoint")
 
@@ -16,13 +16,13 @@ _SLICE_SECONDS: Final = 0.05
 
 
 def until_usable(action: Callable[[bool], Any], waits: Callable[[], None] | None, check: Callable[[], None]) -> Any:
-    """Run `action` until the folder can be used. The argument of `action` is True after a failed try."""
+    """Run `action` until the store can be used. The argument of `action` is True after a failed try."""
     failed = 0
     while True:
         try:
             return action(failed > 0)
-        except (OSError, ClaimError) as error:
-            if waits is None or not (isinstance(error, OSError) or isinstance(error.__cause__, OSError)):
+        except (OSError, ClaimError, UnavailableError) as error:
+            if waits is None or (isinstance(error, ClaimError) and not isinstance(error.__cause__, OSError)):
                 raise
             failed += 1
             pause = max(1.0, retry_after(failed))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from holdfast.core.errors import UsageError
 from holdfast.core.limits import MOST_FULL_EVERY, MOST_IN_FLIGHT
-from holdfast.core.paths import local_path
+from holdfast.core.paths import checkpoint_place
 from holdfast.core.settings import (
     Owner,
     Volume,
@@ -57,11 +57,12 @@ class Environment:
     """Names of the settings that a variable or an option sets."""
 
     # Checkpoints
-    checkpoint_dir: Path | None = setting(
+    checkpoint_dir: Path | str | None = setting(
         None,
-        local_path,
-        "checkpoint folder. Without an operator, one run at a time: the launcher at the endpoint locks `run.lock` in "
-        "it, and a second run is refused after 15 s",
+        checkpoint_place,
+        "checkpoint folder, or `s3://BUCKET/PREFIX` or another URL. Without an operator, one run at a time: the "
+        "launcher at the endpoint locks `run.lock` in the folder, and a second run is refused after 15 s. An object "
+        "store has no lock",
         owner=BOTH,
     )
     checkpoint_interval: str = setting(
@@ -240,6 +241,16 @@ class Environment:
     socket_interface: str = setting(
         "", str, "network interface of the process groups", variable="GLOO_SOCKET_IFNAME", owner=RANK
     )
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """The checkpoint directory, if it is a folder."""
+        return self.checkpoint_dir if isinstance(self.checkpoint_dir, Path) else None
+
+    @property
+    def checkpoint_url(self) -> str:
+        """The checkpoint directory, if it is in an object store; otherwise ""."""
+        return self.checkpoint_dir if isinstance(self.checkpoint_dir, str) else ""
 
     @property
     def under_operator(self) -> bool:

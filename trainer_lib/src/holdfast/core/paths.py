@@ -13,6 +13,14 @@ from holdfast.core.errors import UsageError
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
 
 
+def checkpoint_place(given: str | os.PathLike[str]) -> Path | str:
+    """Return a path of a file system, or the URL of an object store. Raise `UsageError` as `local_path` does."""
+    text = os.fspath(given)
+    if "://" in text and not text.startswith("file:"):
+        return text.rstrip("/")
+    return local_path(text)
+
+
 def local_path(given: str | os.PathLike[str]) -> Path:
     """Return a path of a file system. Raise `UsageError` for a URL, and for `~`, which only a shell expands."""
     path = os.fspath(given)

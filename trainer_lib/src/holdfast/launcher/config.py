@@ -28,7 +28,7 @@ class LauncherConfig:
     membership_from_file: bool = True
     timeline: Path | None = None  # default: in the run directory
     stand_by: bool = True  # start the script before its world is known
-    checkpoint_dir: Path | None = None
+    checkpoint_folder: Path | None = None
     upload: UploadSettings | None = None
     memory: TierOptions | None = None
     local: TierOptions | None = None

@@ -73,7 +73,7 @@ class Launcher:
         self._membership = MembershipFile(run_dir, self.see_membership)
         timeline = Timeline(config.timeline or run_dir / TIMELINE_FILE, pump.now)
         self._recorder = EventRecorder(time.monotonic, timeline)
-        self._uploads = Uploads(config.upload, config.checkpoint_dir, self._uploaded)
+        self._uploads = Uploads(config.upload, config.checkpoint_folder, self._uploaded)
         self.peers = PeerLinks(me, pump, changed=self._status.changed, broken=self.fault)
         self._tiers = NodeTiers(config)
         self._socket = AgentSocket(run_dir / AGENT_SOCKET_FILE, self._on_rank_message)

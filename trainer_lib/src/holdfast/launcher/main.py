@@ -79,7 +79,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     """Run with the membership from the file that the sidecar writes."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
-    preflight.start(environment, environment.object_url)
+    preflight.start(environment)
     if options.endpoint is not None or options.max_nodes > 1:
         _log.warning("--nnodes and --rdzv-endpoint are ignored: the operator sets the workers from the resource")
     config = LauncherConfig(
@@ -92,7 +92,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         grace_seconds=environment.grace_seconds,
         termination_log=environment.termination_log,
         timeline=options.timeline,
-        checkpoint_dir=environment.checkpoint_dir,
+        checkpoint_folder=environment.checkpoint_folder,
         upload=_upload(environment),
         memory=_memory(environment),
         local=_local(environment),
@@ -107,8 +107,11 @@ def _upload(environment: Environment) -> UploadSettings | None:
     url = environment.object_url
     if not url:
         return None
-    if environment.checkpoint_dir is None:
-        raise UsageError(f"holdfast run: {url} needs a checkpoint folder to copy: set {variable('checkpoint_dir')}")
+    if environment.checkpoint_folder is None:
+        raise UsageError(
+            f"holdfast run: {url} is for copies of a checkpoint folder: set {variable('checkpoint_dir')} to one. To "
+            f"save only in the object store, set {variable('checkpoint_dir')} to the URL, and no --object-url"
+        )
     return UploadSettings(
         url=url,
         interval_seconds=environment.object_interval_seconds,
@@ -127,8 +130,8 @@ async def _run_standalone(options: RunOptions, environment: Environment, context
     try:
         place = await find_address(options, environment)
         name = f"{socket.gethostname()}-{os.getpid()}"
-        if environment.checkpoint_dir is not None and place.elsewhere is None:
-            release = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
+        if environment.checkpoint_folder is not None and place.elsewhere is None:
+            release = await folder_lock.hold(environment.checkpoint_folder, f"the run of {name}")
         context.update(pod=name)
         config = LauncherConfig(
             run_dir=run_dir,
@@ -140,7 +143,7 @@ async def _run_standalone(options: RunOptions, environment: Environment, context
             termination_log=environment.termination_log,
             membership_from_file=False,
             timeline=options.timeline,
-            checkpoint_dir=environment.checkpoint_dir,
+            checkpoint_folder=environment.checkpoint_folder,
             upload=_upload(environment),
             memory=_memory(environment),
             local=_local(environment),

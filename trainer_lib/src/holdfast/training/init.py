@@ -20,7 +20,7 @@ from holdfast.core.attempt import Claim
 from holdfast.core.environment import Environment, read_environment
 from holdfast.core.errors import LaunchError
 from holdfast.core.log_format import LogContext, configure
-from holdfast.core.paths import local_path
+from holdfast.core.paths import checkpoint_place
 from holdfast.core.protocol import RankPhase
 from holdfast.fault_injection.injector import listener as chaos_listener
 from holdfast.telemetry.activity import Activity, Meter
@@ -58,7 +58,8 @@ def init(
 
     The call returns at once. The world may still be forming, and `job.manage` waits for it. Under the operator, every
     setting is in the environment. Arguments take precedence. The effective values are logged once with their sources.
-    With `deterministic`, PyTorch uses only deterministic algorithms.
+    `checkpoint_dir` is a folder that all ranks see, or the URL of an object store. With `deterministic`, PyTorch uses
+    only deterministic algorithms.
     """
     torch_version.require()
     if deterministic:
@@ -66,7 +67,7 @@ def init(
     environment = read_environment()
     config = effective(
         environment,
-        checkpoint_dir=local_path(checkpoint_dir) if checkpoint_dir else None,
+        checkpoint_dir=checkpoint_place(checkpoint_dir) if checkpoint_dir else None,
         checkpoint_interval=checkpoint_interval,
         keep_last=keep_last,
         full_every=full_every,
@@ -138,7 +139,7 @@ def _label(context: LogContext, job: Job, config: JobConfig) -> None:
     if job.is_coordinator:
         if config.checkpoint_dir is None:
             _log.warning("checkpoint_dir is not set: if all ranks are lost, training starts from the beginning")
-        elif config.checkpoint_dir.exists() and (wrong := catalog.what_is_wrong(config.checkpoint_dir)):
+        elif config.folder and config.folder.exists() and (wrong := catalog.what_is_wrong(config.folder)):
             _log.warning("training starts from the beginning unless a copy is found: %s", wrong)
         _log.info("configuration", extra={"fields": {"world_size": job.world_size, **config.described()}})
 
@@ -164,7 +165,8 @@ def _connect(environment: Environment) -> LauncherConnection:
 def _engine(config: JobConfig, agent: LauncherConnection, environment: Environment) -> CheckpointManager | None:
     if config.checkpoint_dir is None:
         return None
-    catalog.check_place(config.checkpoint_dir)
+    if config.folder is not None:
+        catalog.check_place(config.folder)
 
     def report(claims: tuple[Claim, ...]) -> None:
         agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])

@@ -206,7 +206,6 @@ class Job:
         self._entry = WorldEntry(
             agent=self._agent,
             engine=self._engine,
-            config=self._config,
             state=self._state,
             stepper=stepper,
             meter=self._meter,

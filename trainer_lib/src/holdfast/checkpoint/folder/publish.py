@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from holdfast.checkpoint.dcp.metadata import KEY
@@ -30,11 +28,9 @@ from holdfast.checkpoint.format.file_names import (
 from holdfast.checkpoint.format.manifest import LARGEST, Manifest, encode
 from holdfast.checkpoint.format.mapping_order import parts, text_bytes, too_much
 from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.format.shard_layout import ShardPlan
 from holdfast.checkpoint.io.direct_writer import ImageWriter
 from holdfast.checkpoint.io.durable_files import create_durably, sync_folder, write_file, write_json
-from holdfast.checkpoint.io.fill_progress import FILLED, Filling
-from holdfast.checkpoint.io.rate_limit import UNLIMITED, Pace
+from holdfast.checkpoint.io.shard import Shard
 from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
 from holdfast.core.errors import CheckpointError
 
@@ -46,42 +42,28 @@ def begin(root: Path, name: CheckpointName) -> str:
     return staging
 
 
-def write_shard(
-    folder: Path,
-    rank: int,
-    plan: ShardPlan,
-    image: memoryview,
-    per_rank: Any,
-    *,
-    filling: Filling = FILLED,
-    check: Callable[[], None] = lambda: None,
-    pace: Pace = UNLIMITED,
-    inspect: Callable[[memoryview], None] = lambda _: None,
-) -> dict[str, FileRecord]:
-    """Write one rank's files: its per-rank state, and its share of the tensors (`image`, laid out by the plan).
-
-    The small file is durable before most of the image is filled. `check` may raise during the write to cancel it. So
-    may `inspect`, which receives every block of the image.
-    """
-    own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
+def write_shard(folder: Path, shard: Shard) -> dict[str, FileRecord]:
+    """Write one rank's files. The small file is durable before most of the image is filled."""
+    own, tensors = rank_file(shard.rank), tensors_file(shard.rank)
+    slicer = Slicer(shard.plan.nbytes)
 
     def seen(block: memoryview) -> None:
         slicer.update(block)
-        inspect(block)
+        shard.inspect(block)
 
     files = {
-        own: write_json(folder / own, per_rank),
+        own: write_json(folder / own, shard.per_rank),
         tensors: ImageWriter(
             path=folder / tensors,
-            image=image,
-            nbytes=plan.nbytes,
-            filling=filling,
-            check=check,
+            image=shard.image,
+            nbytes=shard.plan.nbytes,
+            filling=shard.filling,
+            check=shard.check,
             seen=seen,
-            pace=pace,
+            pace=shard.pace,
         ).run(),
     }
-    if plan.nbytes >= LEAST_BYTES:
+    if shard.plan.nbytes >= LEAST_BYTES:
         write_file(folder / slices_file(tensors), [slicer.encode(files[tensors])])
     sync_folder(folder)
     return files
@@ -89,13 +71,7 @@ def write_shard(
 
 def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     """Turn a folder that has every rank's files into a checkpoint."""
-    folder, raw = root / staging, encode(manifest)
-    if len(raw) > LARGEST:
-        raise CheckpointError(
-            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the "
-            f"limit of {LARGEST}. {_too_much(manifest)}"
-        )
-    name = manifest.name
+    folder, raw, name = root / staging, encoded(manifest), manifest.name
     unnamed = folder / f"{MANIFEST}.tmp"
     create_durably(unnamed, raw)
     unnamed.rename(folder / MANIFEST)
@@ -105,6 +81,17 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     sync_folder(root)
     _hint(root, name)
     return target
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest. Raise `CheckpointError` if no reader would accept as many."""
+    raw = encode(manifest)
+    if len(raw) > LARGEST:
+        raise CheckpointError(
+            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the "
+            f"limit of {LARGEST}. {_too_much(manifest)}"
+        )
+    return raw
 
 
 def _too_much(manifest: Manifest) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -15,46 +16,63 @@ from typing import Any, ParamSpec, Self, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_Tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
 
 class Pool:
-    """A pool of `threads` threads. Leaving its context waits for the submitted work."""
+    """A pool of `threads` threads. Leaving its context waits for the submitted work.
+
+    A pool that is started without a context ends its threads when nothing refers to it any more.
+    """
 
     def __init__(self, threads: int, name: str, begin: Callable[[], None] | None = None) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._given: list[Future[Any]] = []
-        self._begin = begin
+        self._tasks: _Tasks = queue.SimpleQueue()
+        self._given: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=_work, args=(self._tasks, begin), name=f"{name}-{number}", daemon=True)
+            for number in range(threads)
         ]
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         task: Future[T] = Future()
-        self._given.append(task)
+        self._given.add(task)
         self._tasks.put((task, lambda: call(*args, **kwargs)))
         return task
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
         return self
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if kind is not None:
             for task in self._given:
                 task.cancel()
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._end()
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
-        if self._begin is not None:
-            self._begin()
-        while (given := self._tasks.get()) is not None:
-            task, call = given
-            if not task.set_running_or_notify_cancel():
-                continue
-            try:
-                task.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised again for the caller of `result`
-                task.set_exception(error)
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+
+
+def _work(tasks: _Tasks, begin: Callable[[], None] | None) -> None:
+    if begin is not None:
+        begin()
+    while (given := tasks.get()) is not None:
+        task, call = given
+        if not task.set_running_or_notify_cancel():
+            continue
+        try:
+            task.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again for the caller of `result`
+            task.set_exception(error)
+        del given, task, call  # an idle thread keeps nothing of the last task

@@ -1,6 +1,6 @@
-"""Write one save of all ranks into a folder: each rank writes its share, and rank 0 publishes. No torch.
+"""Write one save of all ranks into a shared store: each rank writes its share, and rank 0 publishes. No torch.
 
-If the disk fails on any rank, the save fails on all ranks with one message. Earlier checkpoints are not changed.
+If the store fails on any rank, the save fails on all ranks with one message. Earlier checkpoints are not changed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from pathlib import Path
 
 import xxhash
 
-from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.publish import begin, discard, exists, publish, write_shard
 from holdfast.checkpoint.format.coverage import check as check_coverage
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest, stamp
 from holdfast.checkpoint.format.records import Chunk, FileRecord, Records
 from holdfast.checkpoint.format.shard_layout import ShardPlan, TensorSpec
-from holdfast.checkpoint.io.durable_files import make_folder, sync_folder
+from holdfast.checkpoint.io.shard import Shard
 from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import Exchange, gather, share
 from holdfast.checkpoint.ranks.replica_check import differing, digests
@@ -29,17 +27,19 @@ from holdfast.checkpoint.saving.planner import Planner, record_of
 from holdfast.checkpoint.saving.rank_results import Finished, RankWritten, SaveFailure, SaveStarted
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged, stage
+from holdfast.checkpoint.stores.base import ShardWriter, SharedStore
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.core.errors import CheckpointError, PeerLostError
 
 
 def save(root: Path, snapshot: Snapshot, exchange: Exchange) -> SaveResult:
     """Save the snapshot as a checkpoint. Every rank returns the same result."""
     staged = stage(snapshot, Arena(), Planner(), rank=exchange.rank, size=exchange.size)
-    return commit(root, staged, exchange)
+    return commit(FolderStore(root), staged, exchange)
 
 
 def commit(
-    root: Path,
+    store: SharedStore,
     staged: Staged,
     exchange: Exchange,
     *,
@@ -52,12 +52,12 @@ def commit(
     With a `chain`, the checkpoint may build on earlier ones. Either all ranks have a chain or none.
     """
     snapshot = staged.snapshot
-    own_started = _begin(root, snapshot.name, chain) if exchange.rank == 0 else None
+    own_started = _begin(store, snapshot.name, chain) if exchange.rank == 0 else None
     try:
         started = share(exchange, SaveStarted, own_started)
     except PeerLostError:
         if own_started is not None and own_started.staging:
-            discard(root, own_started.staging)
+            store.discard(own_started.staging)
         raise
     if started.exists:
         return SaveResult(committed=True, message="this attempt has saved this step already", existed=True)
@@ -65,15 +65,15 @@ def commit(
         return SaveResult(committed=False, message=started.trouble.error, cause=started.trouble.cause)
     try:
         links = None if chain is None else Links(chain=chain, parent=started.parent)
-        own = write_share(root / started.staging, staged, exchange.rank, check, links)
+        own = write_share(store.writer(started.staging), staged, exchange.rank, check, links)
         if exchange.size > 1 and not snapshot.shares:  # ranks that may have different objects were compared before
             own = replace(own, objects=digests(snapshot.state, snapshot.samples))
         written = gather(exchange, own)
     except PeerLostError:
         if exchange.rank == 0:
-            discard(root, started.staging)
+            store.discard(started.staging)
         raise
-    own_finished = _finish(root, started, staged, written) if exchange.rank == 0 else None
+    own_finished = _finish(store, started, staged, written) if exchange.rank == 0 else None
     finished = share(exchange, Finished, own_finished)
     if chain is not None and not finished.trouble:
         chain.settled(snapshot.name, staged.plan, staged.image, incremental=finished.stands, inexact=snapshot.inexact)
@@ -87,17 +87,13 @@ def commit(
     )
 
 
-def _begin(root: Path, name: CheckpointName, chain: Chain | None) -> SaveStarted:
+def _begin(store: SharedStore, name: CheckpointName, chain: Chain | None) -> SaveStarted:
     try:
-        make_folder(root)
-        if exists(root, name):
-            sync_folder(root)  # the last try may have failed after the rename
+        staging = store.begin(name)
+        if not staging:
             return SaveStarted(exists=True)
-        if (root / str(name)).exists():
-            catalog.quarantine(root, name, "MANIFEST.json is missing")
-        parent = None if chain is None else chain.parent(lambda link: exists(root, link))
-        return SaveStarted(staging=begin(root, name), parent=parent)
-    except OSError as error:
+        return SaveStarted(staging=staging, parent=None if chain is None else chain.parent(store.exists))
+    except (OSError, CheckpointError) as error:
         return SaveStarted(trouble=SaveFailure.of(error, 0))
 
 
@@ -110,7 +106,7 @@ class Links:
 
 
 def write_share(
-    folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links | None = None
+    write: ShardWriter, staged: Staged, rank: int, check: Callable[[], None], links: Links | None = None
 ) -> RankWritten:
     """Write this rank's files. `check` may raise to cancel."""
     if staged.error:
@@ -118,18 +114,18 @@ def write_share(
     own, snapshot = staged.plan, staged.snapshot
     try:
         if links is not None:
-            return _write_links(folder, staged, rank, check, links)
-        files = write_shard(
-            folder,
-            rank,
-            own,
-            staged.image,
-            snapshot.per_rank,
+            return _write_links(write, staged, rank, check, links)
+        shard = Shard(
+            rank=rank,
+            plan=own,
+            image=staged.image,
+            per_rank=snapshot.per_rank,
             filling=staged.filling,
             check=check,
             pace=staged.pace,
             inspect=Inspection(own, snapshot.weights).update,
         )
+        files = write(shard)
     except MemoryError:
         lacks = f"rank {rank}: no memory for the changes since {links and links.parent}"
         return RankWritten(trouble=SaveFailure.no_memory(lacks))
@@ -138,26 +134,38 @@ def write_share(
     return RankWritten(files=files, layout=_layout(own))
 
 
-def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: Links) -> RankWritten:
+def _write_links(
+    write: ShardWriter, staged: Staged, rank: int, check: Callable[[], None], links: Links
+) -> RankWritten:
     staged.filling.wait(staged.plan.nbytes, check)
     snapshot, full = staged.snapshot, links.parent is None
     Inspection(staged.plan, snapshot.weights).update(staged.image[: staged.plan.nbytes])
     part = links.chain.share(snapshot.name, rank, staged.plan, staged.image, full=full, inexact=snapshot.inexact)
-    written = write_shard(folder, rank, part.plan, part.image, snapshot.per_rank, check=check, pace=staged.pace)
+    shard = Shard(
+        rank=rank, plan=part.plan, image=part.image, per_rank=snapshot.per_rank, check=check, pace=staged.pace
+    )
+    written = write(shard)
     return links.chain.record(snapshot.name, part, written)
 
 
-def _finish(root: Path, started: SaveStarted, staged: Staged, written: Sequence[RankWritten]) -> Finished:
+def _finish(store: SharedStore, started: SaveStarted, staged: Staged, written: Sequence[RankWritten]) -> Finished:
     failure = SaveFailure.among(part.trouble for part in written)
     try:
         if not failure:
             manifest = manifest_by(staged, written, started.parent)
-            publish(root, started.staging, manifest)
+            store.publish(started.staging, manifest)
             return Finished(stands=bool(manifest.depends_on))
     except (OSError, CheckpointError) as error:
         failure = SaveFailure.of(error, 0)
-    discard(root, started.staging)
-    return Finished(exists=exists(root, staged.snapshot.name), trouble=failure)
+    store.discard(started.staging)
+    return Finished(exists=_known_to_exist(store, staged.snapshot.name), trouble=failure)
+
+
+def _known_to_exist(store: SharedStore, name: CheckpointName) -> bool:
+    try:
+        return store.exists(name)
+    except CheckpointError:
+        return False  # the store is unavailable, and a later save repeats the question
 
 
 def manifest_by(staged: Staged, written: Sequence[RankWritten], parent: CheckpointName | None = None) -> Manifest:

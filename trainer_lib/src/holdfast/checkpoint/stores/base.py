@@ -18,14 +18,15 @@ A source is read one chunk at a time. These optional members describe it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, Self
 
 from holdfast.checkpoint.format.file_names import CheckpointName, located
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import FileRecord
 from holdfast.checkpoint.io.durable_files import Buffer
-from holdfast.core.attempt import Claim
+from holdfast.checkpoint.io.shard import Shard
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 
@@ -122,6 +123,54 @@ class Target(CheckpointStore, Protocol):
 
     def sweep(self, below: CheckpointName) -> None:
         """Remove the unfinished files of the checkpoints before this one."""
+
+
+ShardWriter = Callable[[Shard], dict[str, FileRecord]]
+"""Writes one rank's files of a checkpoint durably, and returns their records."""
+
+
+class SharedStore(Target, Protocol):
+    """The shared tier of a job: its ranks save into it together, and its attempts claim it.
+
+    A save has three phases. Rank 0 begins it, each rank writes its files, and rank 0 publishes them. `staging`
+    identifies one save between these phases.
+    """
+
+    def prepare(self) -> None:
+        """Create what claims and checkpoints need."""
+
+    def exists(self, name: CheckpointName) -> bool:
+        """Return whether the store has this checkpoint."""
+
+    def highest_generation(self) -> int:
+        """Return the highest generation of which the store has a claim; 0 if there is none."""
+
+    def write_claim(self, claim: Claim, *, again: bool = False) -> None:
+        """Write a claim exclusively. Raise `ClaimError` if another process has claimed the same attempt.
+
+        `again`: an earlier try may have written it already.
+        """
+
+    def remove_claims(self, claims: Iterable[Claim]) -> None:
+        """Remove claims that a durable claim has superseded. A claim that cannot be removed is harmless."""
+
+    def clean(self, own: AttemptId) -> None:
+        """Remove the unfinished work of the attempts before `own`."""
+
+    def uploading(self) -> CheckpointName | None:
+        """Return the checkpoint that is being copied to another store, which retention keeps."""
+
+    def begin(self, name: CheckpointName) -> str:
+        """Begin a save, and return its `staging`; "" if the store has the checkpoint already."""
+
+    def writer(self, staging: str) -> ShardWriter:
+        """Return the function with which each rank writes its files."""
+
+    def publish(self, staging: str, manifest: Manifest) -> None:
+        """Turn the files of all ranks into a durable checkpoint by writing its manifest last."""
+
+    def discard(self, staging: str) -> None:
+        """Remove the files of a failed save. A later attempt removes what cannot be removed now."""
 
 
 class NodeStore:

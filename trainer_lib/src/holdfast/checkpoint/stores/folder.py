@@ -6,21 +6,30 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.folder import publish as commit
-from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.folder.claims import highest_generation, list_claims, remove_claims, write_claim
+from holdfast.checkpoint.folder.upload_marker import uploading_checkpoint
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_more, open_regular, write_file
+from holdfast.checkpoint.io.durable_files import (
+    Buffer,
+    make_folder,
+    open_one_more,
+    open_regular,
+    sync_folder,
+    write_file,
+)
 from holdfast.checkpoint.io.huge_pages import PAGE, address_of
-from holdfast.checkpoint.stores.base import OpenSource, needed_by
+from holdfast.checkpoint.stores.base import OpenSource, ShardWriter, needed_by
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core import linux
-from holdfast.core.attempt import Claim
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.stores.folder")
@@ -170,3 +179,44 @@ class FolderStore:
 
     def delete(self, name: CheckpointName) -> None:
         catalog.delete(self._root, [name])
+
+    # The shared tier of a job
+
+    def prepare(self) -> None:
+        make_folder(self._root)
+
+    def exists(self, name: CheckpointName) -> bool:
+        return commit.exists(self._root, name)
+
+    def highest_generation(self) -> int:
+        return highest_generation(self._root)
+
+    def write_claim(self, claim: Claim, *, again: bool = False) -> None:
+        write_claim(self._root, claim, again=again)
+
+    def remove_claims(self, claims: Iterable[Claim]) -> None:
+        remove_claims(self._root, claims)
+
+    def clean(self, own: AttemptId) -> None:
+        catalog.clean(self._root, own=own)
+
+    def uploading(self) -> CheckpointName | None:
+        return uploading_checkpoint(self._root)
+
+    def begin(self, name: CheckpointName) -> str:
+        make_folder(self._root)
+        if self.exists(name):
+            sync_folder(self._root)  # the last try may have failed after the rename
+            return ""
+        if (self._root / str(name)).exists():
+            catalog.quarantine(self._root, name, "MANIFEST.json is missing")
+        return commit.begin(self._root, name)
+
+    def writer(self, staging: str) -> ShardWriter:
+        return partial(commit.write_shard, self._root / staging)
+
+    def publish(self, staging: str, manifest: Manifest) -> None:
+        commit.publish(self._root, staging, manifest)
+
+    def discard(self, staging: str) -> None:
+        commit.discard(self._root, staging)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects.store import IN_FLIGHT, ObjectStore
+from holdfast.checkpoint.stores.objects.bucket import IN_FLIGHT
+from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.errors import UsageError
 from holdfast.core.paths import local_path
 

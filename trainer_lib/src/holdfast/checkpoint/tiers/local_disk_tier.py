@@ -19,12 +19,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from holdfast.checkpoint.folder.catalog import read_manifest
-from holdfast.checkpoint.folder.publish import begin, discard, publish
+from holdfast.checkpoint.folder.publish import begin, discard, publish, write_shard
 from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
 from holdfast.checkpoint.format.file_names import CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import LARGEST, decode, encode
@@ -279,7 +280,7 @@ class _StagedRank:
             make_folder(self._root, mode=0o700)
             _remove(self._root / str(self._name))  # of a checkpoint that not all ranks know
             self._staging = begin(self._root, self._name)
-            return write_share(self._root / self._staging, staged, rank, check)
+            return write_share(partial(write_shard, self._root / self._staging), staged, rank, check)
         except OSError as error:
             return RankWritten(trouble=SaveFailure.of(error, rank))
 

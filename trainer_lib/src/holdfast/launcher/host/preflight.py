@@ -297,7 +297,7 @@ class Trial:
             return _failed(f"the check itself failed: {error!r}")
 
 
-def start(environment: Environment, object_url: str) -> None:
+def start(environment: Environment) -> None:
     """Start the checks that the job requires."""
     if environment.run_dir is None:
         return
@@ -309,7 +309,7 @@ def start(environment: Environment, object_url: str) -> None:
     if needs is not None:
         _start_volume(board, environment, needs)
     if environment.preflight_object:
-        _start_store(board, environment, object_url)
+        _start_store(board, environment, environment.object_url or environment.checkpoint_url)
 
 
 def _needs(environment: Environment) -> Needs | None:
@@ -320,10 +320,10 @@ def _needs(environment: Environment) -> Needs | None:
 
 
 def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
-    if environment.checkpoint_dir is None:
+    if environment.checkpoint_folder is None:
         board.report(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
         return
-    volume = Folder(environment.checkpoint_dir, environment.pod_name or environment.pod_uid)
+    volume = Folder(environment.checkpoint_folder, environment.pod_name or environment.pod_uid)
     Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("checking the checkpoint volume")
 
 

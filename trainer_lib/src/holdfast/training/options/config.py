@@ -59,7 +59,7 @@ class Interval:
 class JobConfig:
     """The effective configuration, and the source of each value."""
 
-    checkpoint_dir: Path | None
+    checkpoint_dir: Path | str | None
     interval: Interval
     keep_last: int
     full_every: int
@@ -69,6 +69,11 @@ class JobConfig:
     max_in_flight: int
     resume: Resume
     sources: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint directory, if it is not in an object store."""
+        return self.checkpoint_dir if isinstance(self.checkpoint_dir, Path) else None
 
     def described(self) -> dict[str, Any]:
         """Return the fields of the configuration's log line."""
@@ -89,7 +94,7 @@ class JobConfig:
 def effective(
     environment: Environment,
     *,
-    checkpoint_dir: Path | None = None,
+    checkpoint_dir: Path | str | None = None,
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
     full_every: int | None = None,

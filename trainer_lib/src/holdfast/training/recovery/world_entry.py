@@ -35,7 +35,6 @@ from holdfast.training.guards import messages
 from holdfast.training.guards.out_of_memory import latest
 from holdfast.training.launcher_client.connection import LauncherConnection
 from holdfast.training.launcher_client.placement import RankPlacement
-from holdfast.training.options.config import JobConfig
 from holdfast.training.protocol import entry_plan, step_commit
 from holdfast.training.protocol.entry_plan import EntryPlan, EntryReport
 from holdfast.training.protocol.random_streams import Seeds
@@ -63,7 +62,6 @@ class WorldEntry:
         *,
         agent: LauncherConnection,
         engine: CheckpointManager | None,
-        config: JobConfig,
         state: TrainState,
         stepper: Stepper,
         meter: Meter,
@@ -72,7 +70,6 @@ class WorldEntry:
     ) -> None:
         self._agent = agent
         self._engine = engine
-        self._config = config
         self._state = state
         self._stepper = stepper
         self._meter = meter
@@ -184,7 +181,7 @@ class WorldEntry:
 
     def _attempt(self, place: RankPlacement, group: Group) -> Attempt:
         if place.attempt_id is None:
-            return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
+            return attempt_by_hand(self._engine.shared if self._engine else None, group, place.run_id)
         known = self._agent.known_claims()  # waits for the launcher's welcome
         return Attempt(
             attempt_id=place.attempt_id,

@@ -15,8 +15,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES
+from holdfast.checkpoint.stores.objects.bucket import IN_FLIGHT, Stat, check_small, create_by_looking
 from holdfast.checkpoint.stores.objects.errors import ADVICE, Kind
-from holdfast.checkpoint.stores.objects.store import IN_FLIGHT, ObjectStore, Stat, check_small, create_by_looking
+from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnavailableError, UsageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -12,12 +12,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
 
+from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.checkpoint.stores.objects.bucket import Stat, check_small, create_by_looking, holds
 from holdfast.checkpoint.stores.objects.errors import (
     Kind,
     Lack,
@@ -32,7 +33,7 @@ from holdfast.checkpoint.stores.objects.s3_checksum import Checksum
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings, client_of, trusted_certificates
 from holdfast.checkpoint.stores.objects.s3_range_reader import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
 from holdfast.checkpoint.stores.objects.s3_upload import MultipartUpload, finish_all, in_parts
-from holdfast.checkpoint.stores.objects.store import ObjectStore, Stat, check_small, create_by_looking, holds
+from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UnavailableError
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
@@ -59,7 +60,7 @@ class S3Bucket:
         self._client = client_of(settings)
         timeouts = Timeouts(connect=settings.connect_seconds, read=settings.read_seconds)
         self._ranges = Ranges(sign=self._sign, timeouts=timeouts, authorities=trusted_certificates())
-        self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="holdfast-s3")
+        self._pool = Pool(settings.in_flight, "holdfast-s3").start()
 
     @property
     def lacks(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.checkpoint.format.records import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects.store import IN_FLIGHT
+from holdfast.checkpoint.stores.objects.bucket import IN_FLIGHT
 from holdfast.core.environment import aws_region
 from holdfast.core.errors import UsageError
 

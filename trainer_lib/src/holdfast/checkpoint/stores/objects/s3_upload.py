@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.checkpoint.io.thread_pool import Pool
 from holdfast.checkpoint.stores.objects.errors import NoUploadError
 from holdfast.checkpoint.stores.objects.s3_checksum import Checksum
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
@@ -32,7 +33,7 @@ class MultipartUpload:
     A limited number is in memory, and parts that the server has are not sent again.
     """
 
-    def __init__(self, bucket: S3Bucket, settings: S3Settings, pool: ThreadPoolExecutor, key: str) -> None:
+    def __init__(self, bucket: S3Bucket, settings: S3Settings, pool: Pool, key: str) -> None:
         self._bucket = bucket
         self._settings = settings
         self._pool = pool

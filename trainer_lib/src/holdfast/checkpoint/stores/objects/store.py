@@ -1,21 +1,13 @@
-"""Checkpoints in an object store, without folders, renames or links. No torch.
-
-The names are those of a folder tier. The order of writes replaces the rename. Every file of a checkpoint is complete
-before the manifest is created, and the store has compared its checksum if it can. One writer creates the manifest
-exclusively. Files without a manifest do not count as a checkpoint, whatever interrupted the writer. A `CONTENT`
-object comes before all files and identifies them. It is also created exclusively, so that a writer of other content
-under the same name changes nothing.
-"""
+"""Checkpoints in an object store. The names are those of a folder tier. No torch."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 from holdfast.checkpoint.folder import claims
@@ -29,139 +21,25 @@ from holdfast.checkpoint.format.file_names import (
     parse_claim,
     parse_commit,
 )
-from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as, encode
-from holdfast.checkpoint.format.records import FileRecord
-from holdfast.checkpoint.io.chunk_digester import ChunkDigester
-from holdfast.checkpoint.io.durable_files import Buffer, encode_json
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode_as
+from holdfast.checkpoint.io.durable_files import encode_json
 from holdfast.checkpoint.io.thread_pool import Pool
-from holdfast.checkpoint.stores.base import OpenSource, needed_by
-from holdfast.core.attempt import Claim
+from holdfast.checkpoint.stores.base import OpenSource, ShardWriter, needed_by
+from holdfast.checkpoint.stores.objects.bucket import Bucket, has_object
+from holdfast.checkpoint.stores.objects.incoming import (
+    CONTENT,
+    ObjectIncoming,
+    create_manifest,
+    mark_abandoned,
+    upload_shard,
+)
+from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, ClaimError, CorruptCheckpointError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoint.objects")
 
-# With each checkpoint's files, for use without Holdfast: `sha256sum --check` reads it.
-SHA256SUMS: Final = "SHA256SUMS"
-# The first object, which identifies the content of the checkpoint.
-CONTENT: Final = "CONTENT"
-GIVEN_UP: Final = "GIVEN-UP"
-"""Exists in a checkpoint's folder while its files are removed."""
-IN_FLIGHT: Final = 8
-
 Item = TypeVar("Item")
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stat:
-    """An object's length, and a tag that changes with its content."""
-
-    nbytes: int
-    tag: str
-
-
-class Bucket(Protocol):
-    """The operations of an object store.
-
-    A missing object is a `CorruptCheckpointError`; other failures are an `UnavailableError`.
-    """
-
-    @property
-    def url(self) -> str:
-        """The location, without credentials."""
-
-    @property
-    def lacks(self) -> Sequence[str]:
-        """Descriptions of the features that the store was found to lack, and of their replacements."""
-
-    @property
-    def part_bytes(self) -> int:
-        """The bytes of a file that are processed at once: a multiple of the digests' chunk."""
-
-    @property
-    def in_flight(self) -> int:
-        """The number of parts that may be transferred at once."""
-
-    def folders(self, prefix: str) -> list[str]:
-        """Return the names directly below a prefix that have keys below them."""
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return every key with this prefix."""
-
-    def stat(self, key: str) -> Stat:
-        """Return an object's length and tag."""
-
-    def read(self, key: str, most: int) -> bytes:
-        """Return a small object. Raise `CorruptCheckpointError` if it has more than `most` bytes."""
-
-    def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
-        """Read a part of an object, which must still be the one that `stat` describes."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Write a small object that does not exist. Return False if it exists with other bytes."""
-
-    def put(self, key: str, data: bytes) -> None: ...
-
-    def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
-        """Write an object in blocks of `part_bytes`. Each block may be reused when the next one is requested."""
-
-    def copy(self, source: str, target: str) -> None: ...
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. A missing one is not an error."""
-
-    def unfinished(self, prefix: str) -> list[str]:
-        """Return the keys below a prefix with unfinished uploads."""
-
-    def abandon(self, prefix: str) -> None:
-        """Abort the unfinished uploads below a prefix."""
-
-
-def check_small(key: str, nbytes: int, most: int) -> None:
-    """Raise `CorruptCheckpointError` if an object is larger than anything that is written there."""
-    if nbytes > most:
-        raise CorruptCheckpointError(
-            f"{key.rpartition('/')[2]}: {nbytes} bytes are more than the limit for this file"
-        )
-
-
-def holds(bucket: Bucket, key: str, data: bytes) -> bool:
-    """Return whether an object has these bytes; False too if another writer replaces or removes it meanwhile."""
-    try:
-        return bucket.stat(key).nbytes == len(data) and bucket.read(key, len(data)) == data
-    except CorruptCheckpointError:
-        return False
-
-
-def create_by_looking(bucket: Bucket, key: str, data: bytes) -> bool:
-    """Implement `Bucket.create` without exclusive creation: check, write, and read back the result.
-
-    If two writers do so at the same time, the last one wins. The other one reads the winner's bytes, unless it read
-    back before.
-    """
-    if not _exists(bucket, key):
-        bucket.put(key, data)
-    return holds(bucket, key, data)
-
-
-def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
-    """Yield the same bytes in blocks of `size`, the last one shorter. All blocks share one buffer."""
-    buffer = memoryview(bytearray(size))
-    filled = 0
-    for part in parts:
-        source = memoryview(part).cast("B")
-        while source.nbytes:
-            taken = source[: size - filled]
-            if not filled and taken.nbytes == size:
-                yield taken
-            else:
-                buffer[filled : filled + taken.nbytes] = taken
-                filled = (filled + taken.nbytes) % size
-                if not filled:
-                    yield buffer
-            source = source[taken.nbytes :]
-    if filled:
-        yield buffer[:filled]
 
 
 class ObjectSource(OpenSource):
@@ -178,86 +56,6 @@ class ObjectSource(OpenSource):
             raise CorruptCheckpointError(f"{self._key.rpartition('/')[2]} ends before byte {offset + target.nbytes}")
         if target.nbytes:
             self._bucket.read_into(self._key, self._stat, offset, target)
-
-
-class ObjectIncoming:
-    """Files under the checkpoint's own name, which become a checkpoint when the manifest is created."""
-
-    def __init__(self, bucket: Bucket, prefix: str, name: CheckpointName, content: str) -> None:
-        self._bucket = bucket
-        self._folder = f"{prefix}{name}/"
-        self._name = name
-        self._sums: dict[str, str] = {}
-        if not bucket.create(self._folder + CONTENT, content.encode()):
-            raise CheckpointError(
-                f"{bucket.url}/{self._folder} is another {name}, which another process is writing or never "
-                "finished. Nothing was changed. Use a separate prefix for each job, or delete that folder "
-                "if no process writes it"
-            )
-
-    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
-        sha256 = hashlib.sha256()
-        digests = ChunkDigester(sha256.update)
-
-        def passing(pool: Pool) -> Iterator[memoryview]:
-            for block in blocks_of(parts, self._bucket.part_bytes):
-                digesting = pool.submit(digests.update, block)
-                yield block
-                digesting.result()
-
-        with Pool(1, "holdfast-digest") as pool:  # leaving the context waits for the last block
-            self._bucket.upload(self._folder + file, passing(pool))
-        self._sums[file] = sha256.hexdigest()
-        return digests.record()
-
-    def publish(self, manifest: Manifest) -> None:
-        """Create the manifest. If the same manifest exists already, an earlier reply was lost or another writer won.
-
-        Another writer of the same checkpoint may remove files meanwhile (`_mark_abandoned`). In this case, raise
-        `CheckpointError` and remove the manifest that this call created, but never one that existed before.
-        """
-        self._require_files()
-        sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
-        self._bucket.put(self._folder + SHA256SUMS, sums.encode())
-        key = self._folder + MANIFEST
-        removable = [] if _exists(self._bucket, key) else [key]
-        if not self._bucket.create(key, encode(manifest)):
-            raise CheckpointError(
-                f"{self._bucket.url}: {self._name} exists already, with another manifest. Nothing was changed"
-            )
-        self._require_files(otherwise=removable)
-
-    def _require_files(self, otherwise: Sequence[str] = ()) -> None:
-        """Raise `CheckpointError` if another writer is removing files, after deleting the keys `otherwise`."""
-        here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
-        if GIVEN_UP in here or not here.issuperset(self._sums):
-            self._bucket.delete(otherwise)
-            raise CheckpointError(f"{self._bucket.url}/{self._folder} was abandoned by another writer: try again")
-
-    def discard(self) -> None:
-        """Remove what was written, unless it is a checkpoint."""
-        try:
-            _mark_abandoned(self._bucket, self._folder)
-        except CheckpointError as error:
-            _log.warning("the uploaded part of %s is kept: %s", self._name, error)
-
-
-def _mark_abandoned(bucket: Bucket, folder: str) -> None:
-    """Remove unfinished files. A writer that publishes the same checkpoint finds the mark, or a missing file."""
-    mark = folder + GIVEN_UP
-    bucket.put(mark, b"")
-    if not _exists(bucket, folder + MANIFEST):
-        bucket.abandon(folder)
-        bucket.delete([key for key in bucket.keys(folder) if key != mark])
-    bucket.delete([mark])
-
-
-def _exists(bucket: Bucket, key: str) -> bool:
-    try:
-        bucket.stat(key)
-    except CorruptCheckpointError:
-        return False
-    return True
 
 
 class ObjectStore:
@@ -295,8 +93,8 @@ class ObjectStore:
     def commits(self) -> tuple[CheckpointName, ...]:
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
         names = [name for name in parsed if name is not None and not name.staging]
-        there = self._concurrently(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
-        return tuple(name for name, exists in zip(names, there, strict=True) if exists)
+        there = self._concurrently(lambda name: has_object(self._bucket, self._key(name, MANIFEST)), names)
+        return tuple(name for name, complete in zip(names, there, strict=True) if complete)
 
     def claims(self) -> tuple[Claim, ...]:
         folder = f"{self._prefix}{CLAIMS}/"
@@ -310,7 +108,7 @@ class ObjectStore:
 
     def keep_claim(self, claim: Claim) -> None:
         """Write a claim exclusively. Writing the same claim again is not an error."""
-        key = f"{self._prefix}{CLAIMS}/{claim_file(claim.attempt_id)}"
+        key = self._claim_key(claim)
         if not self._bucket.create(key, encode_json(claim.to_json())):
             raise ClaimError(
                 f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.attempt_id} here. Use a "
@@ -368,8 +166,59 @@ class ObjectStore:
         for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
             if name is None or name in committed or (name.attempt_id, name.step) >= (below.attempt_id, below.step):
                 continue
-            _mark_abandoned(self._bucket, f"{self._prefix}{name}/")
+            mark_abandoned(self._bucket, f"{self._prefix}{name}/")
             _log.info("removed the unfinished upload of %s", name)
+
+    # The shared tier of a job
+
+    def prepare(self) -> None:
+        """Do nothing: a bucket needs no folders."""
+
+    def exists(self, name: CheckpointName) -> bool:
+        return has_object(self._bucket, self._key(name, MANIFEST))
+
+    def highest_generation(self) -> int:
+        return max((claim.attempt_id.generation for claim in self.claims()), default=0)
+
+    def write_claim(self, claim: Claim, *, again: bool = False) -> None:
+        self.keep_claim(claim)
+
+    def remove_claims(self, claims: Iterable[Claim]) -> None:
+        with contextlib.suppress(CheckpointError):
+            self._bucket.delete([self._claim_key(claim) for claim in claims])
+
+    def clean(self, own: AttemptId) -> None:
+        self.sweep(CheckpointName(step=0, attempt_id=own))
+
+    def uploading(self) -> CheckpointName | None:
+        """Return None: copies of an object store are not made here."""
+        return None
+
+    def begin(self, name: CheckpointName) -> str:
+        """Begin a save. Only the attempt of this name's claim saves under it, so what is there is its failed save."""
+        if self.exists(name):
+            return ""
+        folder = self._key(name, "")
+        if self._bucket.keys(folder):
+            mark_abandoned(self._bucket, folder)
+        if not self._bucket.create(folder + CONTENT, f"{name} {uuid4().hex}".encode()):
+            raise CheckpointError(f"{self._bucket.url}/{folder} is written by another process: stop one of the two")
+        return str(name)
+
+    def writer(self, staging: str) -> ShardWriter:
+        return partial(upload_shard, self._bucket, f"{self._prefix}{staging}/")
+
+    def publish(self, staging: str, manifest: Manifest) -> None:
+        create_manifest(self._bucket, f"{self._prefix}{staging}/", manifest, manifest.own)
+
+    def discard(self, staging: str) -> None:
+        try:
+            mark_abandoned(self._bucket, f"{self._prefix}{staging}/")
+        except CheckpointError as error:
+            _log.warning("the files of the failed save %s stay until the next attempt: %s", staging, error)
+
+    def _claim_key(self, claim: Claim) -> str:
+        return f"{self._prefix}{CLAIMS}/{claim_file(claim.attempt_id)}"
 
     def _key(self, name: CheckpointName, file: str) -> str:
         return f"{self._prefix}{name}/{file}"
@@ -380,5 +229,5 @@ class ObjectStore:
         self._bucket.delete([key for key in keys if key not in first])
 
     def _concurrently(self, act: Callable[[Item], Found], inputs: Sequence[Item]) -> list[Found]:
-        with ThreadPoolExecutor(self.readers) as pool:
-            return list(pool.map(act, inputs))
+        with Pool(min(self.readers, len(inputs)), "holdfast-objects") as pool:
+            return [task.result() for task in [pool.submit(act, one) for one in inputs]]
