@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from nothing_managed import snapshot
@@ -15,6 +16,7 @@ from holdfast.checkpoint.folder import catalog
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import SingleRank
+from holdfast.checkpoint.stores.open import open_store
 from holdfast.cli.checkpoints.main import main
 from holdfast.core.attempt import AttemptId
 from holdfast.launcher.rendezvous.folder_lock import hold
@@ -174,7 +176,19 @@ def test_a_folder_in_which_a_run_trains_is_refused(root: Path, capsys: pytest.Ca
     assert files(root) == before
 
 
-@pytest.mark.parametrize("where", ["s3://models/runs", "{root}/step-10.g1.a1"])
-def test_a_url_and_one_commit_are_refused(root: Path, where: str) -> None:
-    assert main(["rewind", where.format(root=root), "--step", "10"]) == 2
+def test_one_checkpoint_is_refused(root: Path) -> None:
+    assert main(["rewind", f"{root}/step-10.g1.a1", "--step", "10"]) == 2
     assert steps(root) == {10, 20}
+
+
+def test_a_job_in_an_object_store_goes_back_too(root: Path) -> None:
+    url = f"memory://{uuid4().hex}"
+    assert main(["copy", str(root), url]) == 0
+    store = open_store(url)
+    for claim in open_store(str(root)).claims():
+        store.keep_claim(claim)
+    assert main(["rewind", url, "--step", "10"]) == 0
+    assert [name.step for name in store.commits()] == [10]
+    newest = max(store.claims(), key=lambda claim: claim.attempt_id)
+    assert (newest.attempt_id, newest.from_step) == (AttemptId(2, 1), 10)
+    assert main(["verify", url]) == 0

@@ -157,6 +157,9 @@ class SharedStore(Target, Protocol):
     def clean(self, own: AttemptId) -> None:
         """Remove the unfinished work of the attempts before `own`."""
 
+    def set_aside(self, name: CheckpointName, reason: str) -> None:
+        """Move a checkpoint to `quarantine/`. Raise `CheckpointError` if it cannot be moved."""
+
     def uploading(self) -> CheckpointName | None:
         """Return the checkpoint that is being copied to another store, which retention keeps."""
 

@@ -30,7 +30,7 @@ from holdfast.checkpoint.stores.base import OpenSource, ShardWriter, needed_by
 from holdfast.checkpoint.stores.memory.slot import FileRange
 from holdfast.core import linux
 from holdfast.core.attempt import AttemptId, Claim
-from holdfast.core.errors import CorruptCheckpointError
+from holdfast.core.errors import CheckpointError, CorruptCheckpointError
 
 _log = logging.getLogger("holdfast.checkpoint.stores.folder")
 
@@ -199,6 +199,12 @@ class FolderStore:
 
     def clean(self, own: AttemptId) -> None:
         catalog.clean(self._root, own=own)
+
+    def set_aside(self, name: CheckpointName, reason: str) -> None:
+        try:
+            catalog.move_to_quarantine(self._root, name, reason)
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be moved to quarantine: {error.strerror}") from error
 
     def uploading(self) -> CheckpointName | None:
         return uploading_checkpoint(self._root)

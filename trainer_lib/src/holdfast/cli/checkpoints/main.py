@@ -221,18 +221,18 @@ def _pruned(pruning: Pruning, *, dry: bool) -> str:
 def _rewind(known: argparse.Namespace) -> Exit:
     place = find(known.where)
     store = place.changeable
-    if place.name is not None or not isinstance(store, FolderStore):
-        raise UsageError(
-            "holdfast checkpoints rewind: pass the job's own checkpoint folder, not a URL or a single checkpoint"
-        )
-    root = Path(store.url)
-    release = asyncio.run(hold(root, "holdfast checkpoints rewind", timeout=0))
+    if place.name is not None:
+        raise UsageError("holdfast checkpoints rewind: pass all checkpoints of the job, not a single one")
+    release: Callable[[], None] | None = None
+    if isinstance(store, FolderStore):  # an object store has no lock
+        release = asyncio.run(hold(Path(store.url), "holdfast checkpoints rewind", timeout=0))
     try:
         rewinding = rewind(store, known.step)
         if not known.dry_run:
-            go_back(root, rewinding)
+            go_back(store, rewinding)
     finally:
-        release()
+        if release is not None:
+            release()
     document = {"tier": store.url, "dryRun": known.dry_run, **rewinding.to_json()}
     _print(document, lambda: _rewound(rewinding, dry=known.dry_run), as_json=known.json)
     return Exit.FINE

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     pruned.add_argument("--dry-run", action="store_true", help="print what would be deleted and why; delete nothing")
     rewound = verbs.add_parser("rewind", help="make the job resume from an older checkpoint", allow_abbrev=False)
-    rewound.add_argument("where", metavar="FOLDER", help="the job's checkpoint folder; the job must not run")
+    rewound.add_argument("where", metavar="PLACE", help="the job's checkpoint folder or URL; the job must not run")
     rewound.add_argument("--step", type=_step, required=True, help="the step of the checkpoint to resume from")
     rewound.add_argument("--dry-run", action="store_true", help="print what would be done; change nothing")
     _interchange(verbs)

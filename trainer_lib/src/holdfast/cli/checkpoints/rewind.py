@@ -4,24 +4,21 @@ It writes a claim that continues from the older checkpoint. This claim fences th
 claim of any attempt does. Its generation is new: later attempts under the newest claim wrote no claim, and may have
 checkpoints only in the memory or on the disk of a node.
 
-A launcher that still trains stops because of the claim, and its job continues in a higher generation. Checkpoints in
-the folder are moved to `quarantine/` as well, because retention deletes fenced ones.
+A launcher that still trains stops because of the claim, and its job continues in a higher generation. Newer
+checkpoints are moved to `quarantine/` as well, because retention deletes fenced ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.folder import catalog
-from holdfast.checkpoint.folder.claims import highest_generation, write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.policy import fencing
 from holdfast.checkpoint.policy.fencing import Commit
 from holdfast.checkpoint.saving.checkpoint_index import Ages
-from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.base import SharedStore
 from holdfast.cli.checkpoints.verify import verify
 from holdfast.core.attempt import AttemptId, Claim
 from holdfast.core.errors import CheckpointError, CorruptCheckpointError, UsageError
@@ -39,10 +36,10 @@ class Rewinding:
         return {"commit": str(self.base), "claim": self.claim.to_json(), "setAside": [str(one) for one in self.newer]}
 
 
-def plan(store: FolderStore, step: int) -> Rewinding:
+def plan(store: SharedStore, step: int) -> Rewinding:
     """Return to the checkpoint of `step` that the job with the newest claim would read, after verifying it.
 
-    Raise UsageError if the folder is no job's or has no such checkpoint; CorruptCheckpointError if it is corrupt.
+    Raise UsageError if the store is no job's or has no such checkpoint; CorruptCheckpointError if it is corrupt.
     """
     claims = store.claims()
     if not claims:
@@ -54,7 +51,7 @@ def plan(store: FolderStore, step: int) -> Rewinding:
     line = fencing.order(commits, claims, job_uid=top.job_uid)
     base = _base(store, line, step)
     claim = Claim(
-        attempt_id=AttemptId(highest_generation(Path(store.url)) + 1, 1),
+        attempt_id=AttemptId(store.highest_generation() + 1, 1),
         job_uid=top.job_uid,
         publication=top.publication,
         from_step=base.step,
@@ -66,21 +63,20 @@ def plan(store: FolderStore, step: int) -> Rewinding:
     return Rewinding(claim=claim, base=base, newer=tuple(newer))
 
 
-def carry_out(root: Path, rewinding: Rewinding) -> None:
+def carry_out(store: SharedStore, rewinding: Rewinding) -> None:
     """Write the claim, then move. If the process is killed in between, it may run again."""
-    write_claim(root, rewinding.claim)
+    store.write_claim(rewinding.claim)
     for name in reversed(rewinding.newer):  # a dependent checkpoint before its base
         try:
-            catalog.move_to_quarantine(root, name, f"the job went back to {rewinding.base}")
-        except OSError as error:
+            store.set_aside(name, f"the job went back to {rewinding.base}")
+        except CheckpointError as error:
             raise CheckpointError(
-                f"the job resumes from {rewinding.base}, but {name} cannot be moved to quarantine "
-                f"({error.strerror}). Copy it before the job continues training, because retention deletes "
-                "it later"
+                f"the job resumes from {rewinding.base}, but {error}. Copy {name} before the job continues training, "
+                "because retention deletes it later"
             ) from error
 
 
-def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CheckpointName:
+def _base(store: SharedStore, line: Sequence[Commit], step: int) -> CheckpointName:
     found = next((commit.name for commit in line if commit.step == step), None)
     if found is None:
         there = ", ".join(str(commit.step) for commit in reversed(line)) or "none"

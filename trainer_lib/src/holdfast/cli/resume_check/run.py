@@ -151,7 +151,8 @@ class _Run:
 
     def go_back(self, step: int) -> None:
         """Make the next start resume from the checkpoint of `step`."""
-        carry_out(self._folder, plan(FolderStore(self._folder), step))
+        store = FolderStore(self._folder)
+        carry_out(store, plan(store, step))
 
     def content(self, step: int) -> Content:
         """Open the checkpoint of a step."""

@@ -130,24 +130,28 @@ class ObjectStore:
 
         A checkpoint that others need stays.
         """
-        folder = f"{self._prefix}{name}/"
-        target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
-        note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
         try:
             needing = needed_by(self, name)
             if needing is not None:
                 _log.error("%s is corrupt (%s) and is not moved: %s depends on it", name, reason, needing)
                 return False
-            keys = self._bucket.keys(folder)
-            for key in keys:
-                self._bucket.copy(key, f"{target}/{key.removeprefix(folder)}")
-            self._bucket.put(f"{target}.reason.json", encode_json(note))
-            self._remove(keys)
+            target = self._move_to_quarantine(name, reason)
         except CheckpointError as error:
             _log.error("%s is corrupt (%s) and cannot be moved to quarantine: %s", name, reason, error)
             return False
         _log.error("%s is corrupt (%s): moved to %s", name, reason, target)
         return True
+
+    def _move_to_quarantine(self, name: CheckpointName, reason: str) -> str:
+        folder = f"{self._prefix}{name}/"
+        target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
+        note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
+        keys = self._bucket.keys(folder)
+        for key in keys:
+            self._bucket.copy(key, f"{target}/{key.removeprefix(folder)}")
+        self._bucket.put(f"{target}.reason.json", encode_json(note))
+        self._remove(keys)
+        return target
 
     def delete(self, name: CheckpointName) -> None:
         """Delete a checkpoint, its manifest first."""
@@ -189,6 +193,9 @@ class ObjectStore:
 
     def clean(self, own: AttemptId) -> None:
         self.sweep(CheckpointName(step=0, attempt_id=own))
+
+    def set_aside(self, name: CheckpointName, reason: str) -> None:
+        self._move_to_quarantine(name, reason)
 
     def uploading(self) -> CheckpointName | None:
         """Return None: copies of an object store are not made here."""

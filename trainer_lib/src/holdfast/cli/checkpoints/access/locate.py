@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from holdfast.checkpoint.format.file_names import MANIFEST, CheckpointName, parse_commit
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.policy import fencing
-from holdfast.checkpoint.stores.base import CheckpointStore, Target
+from holdfast.checkpoint.stores.base import CheckpointStore, SharedStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.store import ObjectStore
 from holdfast.checkpoint.stores.open import open_store, parted
@@ -31,7 +31,7 @@ class CheckpointLocation:
     name: CheckpointName | None = None
 
     @property
-    def changeable(self) -> Target:
+    def changeable(self) -> SharedStore:
         """The store, if checkpoints in it may be changed. Raises UsageError if only its launcher may change it."""
         if isinstance(self.store, NodeFolderStore):
             raise self.store.refusal()
