@@ -133,6 +133,25 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "has_shared_tier", "url_of_shared_tier", "url_of_copies"),
+    [
+        ({}, False, None, None),
+        ({"volume": {"claimName": "c"}}, True, None, None),
+        ({"object": {"url": "s3://b/p/"}}, True, "s3://b/p", None),
+        ({"volume": {"claimName": "c"}, "object": {"url": "s3://b/p"}}, True, None, "s3://b/p"),
+    ],
+    ids=str,
+)
+def test_object_store_has_copies_of_a_volume_or_is_the_shared_tier(
+    given: dict[str, Any], has_shared_tier: bool, url_of_shared_tier: str | None, url_of_copies: str | None
+) -> None:
+    asked = parse_spec({**SMALLEST, "checkpoint": given}).checkpoint
+    assert asked.has_shared_tier == has_shared_tier
+    assert (asked.shared_store.url if asked.shared_store else None) == url_of_shared_tier
+    assert (asked.copies.url if asked.copies else None) == url_of_copies
+
+
+@pytest.mark.parametrize(
     ("spec", "field"),
     [
         (None, "spec is"),

@@ -328,6 +328,23 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     assert "envFrom" not in trainer(without)
 
 
+def test_without_a_volume_the_object_store_is_the_folder_of_checkpoints(observed: Observed) -> None:
+    job = observed.job
+    spec = job.spec
+    assert spec is not None
+    store = ObjectTier(url="s3://b/p", secret_name="writer")
+    checkpoint = replace(spec.checkpoint, claim_name=None, object_store=store, memory=MemoryTier(size="4Gi"))
+    manifest = pod(job, replace(spec, checkpoint=checkpoint), WORKER, observed.platform)
+
+    given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
+    assert given["HOLDFAST_CHECKPOINT_DIR"] == f"s3://b/p/{job.namespace}/{job.name}"
+    assert not [name for name in given if name.startswith("HOLDFAST_OBJECT_")], "they describe copies of a volume"
+    assert "HOLDFAST_MEMORY_TIER" in given
+    assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "writer"}}]
+    assert "holdfast-checkpoints" not in json.dumps(manifest)
+    assert "persistentVolumeClaim" not in json.dumps(manifest)
+
+
 def test_local_tier_is_a_limited_volume_on_the_nodes_disk(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from .jobs import POD, TRAINER, Jobs, job
+from .jobs import OBJECT, POD, TRAINER, Jobs, job
 
 
 @pytest.fixture
@@ -19,6 +19,13 @@ def jobs(admin: Any, namespace: str) -> Jobs:
 def trial(admin: Any) -> Jobs:
     """Creates in the default namespace, dry runs only."""
     return Jobs(client.CustomObjectsApi(admin), "default")
+
+
+@pytest.fixture
+def stored(jobs: Jobs) -> Jobs:
+    """A job with all its checkpoints in an object store."""
+    jobs.create(job((OBJECT, {"url": "s3://b/p", "secretRef": {"name": "keys"}})))
+    return jobs
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from .jobs import ALL_RULES, POD, RULES, Jobs, message
+from .jobs import ALL_RULES, OBJECT, POD, RULES, VOLUME, Jobs, job, message
 
 CHANGES_REFUSED = [
     ("another image", [(f"{POD}.containers", [{"name": "trainer", "image": "train:2"}])], "template is immutable"),
@@ -74,6 +74,40 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
 )
 def test_what_a_running_job_can_follow_may_change(running: Jobs, change: tuple[str, Any]) -> None:
     assert running.patch("gpt", change)["metadata"]["generation"] == 2
+
+
+STORED_REFUSED = [
+    ("no object store", [(OBJECT, None)], "checkpoint.object and its url are immutable"),
+    ("no place at all", [("spec.checkpoint", None)], "checkpoint.object and its url are immutable"),
+    ("another bucket", [(f"{OBJECT}.url", "s3://c/p")], "checkpoint.object and its url are immutable"),
+    ("a volume in addition", [(VOLUME, "c")], "checkpoint.volume is immutable"),
+    ("a volume instead", [(OBJECT, None), (VOLUME, "c")], "checkpoint.volume is immutable"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), [c[1:] for c in STORED_REFUSED], ids=[c[0] for c in STORED_REFUSED])
+def test_job_without_a_volume_keeps_its_object_store(stored: Jobs, changes: list[tuple[str, Any]], says: str) -> None:
+    with pytest.raises(ApiException) as caught:
+        stored.patch("gpt", *changes)
+    assert says in message(caught.value)
+
+
+def test_credentials_and_further_tiers_of_a_job_without_a_volume_may_change(stored: Jobs) -> None:
+    changes = ((f"{OBJECT}.secretRef.name", "new"), ("spec.checkpoint.memory", {"sizeLimit": "1Gi"}))
+    assert stored.patch("gpt", *changes)["metadata"]["generation"] == 2
+
+
+def test_job_without_any_place_cannot_get_an_object_store(jobs: Jobs) -> None:
+    jobs.create(job())
+    with pytest.raises(ApiException) as caught:
+        jobs.patch("gpt", (OBJECT, {"url": "s3://b/p"}))
+    assert "checkpoint.object and its url are immutable" in message(caught.value)
+
+
+def test_copies_of_a_running_job_may_change(running: Jobs) -> None:
+    assert running.patch("gpt", (OBJECT, {"url": "s3://b/p"}))["metadata"]["generation"] == 2
+    assert running.patch("gpt", (f"{OBJECT}.url", "s3://c/p"))["metadata"]["generation"] == 3
+    assert running.patch("gpt", (OBJECT, None))["metadata"]["generation"] == 4
 
 
 SUSPENDED = {

@@ -50,9 +50,24 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("no day kept", [("spec.checkpoint.retention.keepDaily", 0)], "greater than or equal to 1"),
     ("hours beyond a year", [("spec.checkpoint.retention.keepHours", 8761)], "less than or equal to 8760"),
     (
-        "an object store without a volume",
-        [("spec.checkpoint.object", {"url": "s3://b/p"})],
-        "copies of the checkpoints in checkpoint.volume",
+        "time between copies without a volume",
+        [(OBJECT, {"url": "s3://b/p", "intervalSeconds": 0})],
+        "without a volume set checkpoint.intervalSeconds",
+    ),
+    (
+        "retention of copies without a volume",
+        [(OBJECT, {"url": "s3://b/p", "retention": {}})],
+        "without a volume set checkpoint.retention",
+    ),
+    (
+        "bandwidth of copies without a volume",
+        [(OBJECT, {"url": "s3://b/p", "maxBytesPerSecond": "1Mi"})],
+        "without a volume set checkpoint.maxBytesPerSecond",
+    ),
+    (
+        "an object store without the launcher",
+        [("spec.rendezvous.backend", "C10d"), (OBJECT, {"url": "s3://b/p"})],
+        "or use only checkpoint.volume",
     ),
     ("an object store without a URL", [(VOLUME, "c"), (OBJECT, {})], "object.url: Required value"),
     ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
@@ -79,9 +94,9 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "should match",
     ),
     (
-        "memory without a volume",
+        "memory without a volume and an object store",
         [(MEMORY, {"sizeLimit": "1Gi"})],
-        "checkpoint.memory requires checkpoint.volume",
+        "checkpoint.memory requires checkpoint.volume or checkpoint.object",
     ),
     ("a disk of no size", [(VOLUME, "c"), (LOCAL, {})], "local.sizeLimit: Required value"),
     ("a disk in words", [(VOLUME, "c"), (LOCAL, {"sizeLimit": "much"})], "should match"),
@@ -90,7 +105,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         [(VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi", "intervalSteps": 0})],
         "local.intervalSteps: Invalid value",
     ),
-    ("a disk without a volume", [(LOCAL, {"sizeLimit": "1Gi"})], "checkpoint.local requires checkpoint.volume"),
+    (
+        "a disk without a volume and an object store",
+        [(LOCAL, {"sizeLimit": "1Gi"})],
+        "checkpoint.local requires checkpoint.volume or checkpoint.object",
+    ),
     (
         "a local tier without the launcher",
         [("spec.rendezvous.backend", "C10d"), (VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi"})],
@@ -111,6 +130,23 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("deltas", [("spec.checkpoint.fullEvery", 8)]),
     ("deltas that leave out little", [("spec.checkpoint", {"fullEvery": 8, "deltaThreshold": 0.0001})]),
     ("copies to an object store", [(VOLUME, "c"), (OBJECT, {"url": "s3://b/p", "secretRef": {"name": "s"}})]),
+    (
+        "copies with rules of their own",
+        [(VOLUME, "c"), (OBJECT, {"url": "s3://b/p", "intervalSeconds": 9, "retention": {"keepDaily": 7}})],
+    ),
+    (
+        "an object store without a volume",
+        [(OBJECT, {"url": "s3://b/p"}), ("spec.checkpoint.retention", {"keepLast": 5, "keepDaily": 7})],
+    ),
+    (
+        "every tier but a volume",
+        [
+            (OBJECT, {"url": "s3://b/p"}),
+            (MEMORY, {"sizeLimit": "1Gi"}),
+            (LOCAL, {"sizeLimit": "1Gi"}),
+            ("spec.checkpoint.peer", {}),
+        ],
+    ),
 ]
 
 
@@ -129,3 +165,8 @@ def test_a_good_job_is_taken_as_it_is(trial: Jobs, changes: list[tuple[str, Any]
     wanted = job(*changes)
     made = trial.create(wanted, dry_run="All")
     assert made["spec"]["workers"]["template"] == wanted["spec"]["workers"]["template"]
+
+
+def test_object_store_gets_no_defaults_that_only_copies_may_have(trial: Jobs) -> None:
+    made = trial.create(job((OBJECT, {"url": "s3://b/p"})), dry_run="All")
+    assert made["spec"]["checkpoint"]["object"] == {"url": "s3://b/p"}

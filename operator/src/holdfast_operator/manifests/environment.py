@@ -11,6 +11,7 @@ from holdfast_operator.api.job import Job
 from holdfast_operator.api.json import Json
 from holdfast_operator.api.quantities import quantity, whole
 from holdfast_operator.api.reasons import Cause
+from holdfast_operator.api.spec.checkpoint import ObjectTier
 from holdfast_operator.api.spec.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.api.spec.spec import JobSpec
 from holdfast_operator.api.status import Worker
@@ -28,8 +29,8 @@ def of_trainer(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> l
         *_variables(
             {
                 "HOLDFAST_JOB_NAME": job.name,
-                "HOLDFAST_CHECKPOINT_DIR": c.CHECKPOINT_DIR if spec.checkpoint.claim_name else None,
-                **_object_store(job, spec),
+                "HOLDFAST_CHECKPOINT_DIR": _shared_tier(job, spec),
+                **_copies(job, spec),
                 **_memory_tier(spec),
                 **_local_tier(spec),
                 **_launcher_preflight(spec),
@@ -73,12 +74,24 @@ def _identity() -> list[Manifest]:
     ]
 
 
-def _object_store(job: Job, spec: JobSpec) -> Values:
-    store = spec.checkpoint.object_store
+def _shared_tier(job: Job, spec: JobSpec) -> str | None:
+    """Return the folder of checkpoints; without a volume, its URL in the object store."""
+    if spec.checkpoint.claim_name:
+        return c.CHECKPOINT_DIR
+    store = spec.checkpoint.shared_store
+    return None if store is None else _folder(store, job)
+
+
+def _folder(store: ObjectTier, job: Job) -> str:
+    return f"{store.url}/{job.namespace}/{job.name}"
+
+
+def _copies(job: Job, spec: JobSpec) -> Values:
+    store = spec.checkpoint.copies
     if store is None:
         return {}
     return {
-        "HOLDFAST_OBJECT_URL": f"{store.url}/{job.namespace}/{job.name}",
+        "HOLDFAST_OBJECT_URL": _folder(store, job),
         "HOLDFAST_OBJECT_INTERVAL_SECONDS": store.interval_seconds,
         "HOLDFAST_OBJECT_KEEP": store.keep_last,
         "HOLDFAST_OBJECT_RETENTION": store.retention or None,

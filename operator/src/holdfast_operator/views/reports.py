@@ -133,7 +133,7 @@ class ReportedDivergences(JsonFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Unsaved(JsonFields):
-    """The reason why no checkpoint has reached the volume since the last durable one."""
+    """The reason why no checkpoint has reached the shared tier since the last durable one."""
 
     since: datetime  # the time of the first failure, by the node's clock
     cause: str = stored("cause", missing="", read=values.said)  # a value of docs/reference/metrics.md
@@ -224,7 +224,7 @@ class Report:
     committed_step: int | None = None
     committed_at: datetime | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
-    unsaved: Unsaved | None = None  # None: the last checkpoint on the volume did not fail
+    unsaved: Unsaved | None = None  # None: the last checkpoint on the shared tier did not fail
     slow_ranks: tuple[SlowRank, ...] = ()  # of the whole world; only the launcher of rank 0 reports them
     highest_claim: Claim | None = None
     foreign_claims: tuple[Claim, ...] = ()

@@ -164,10 +164,16 @@ def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Sim) -
 
 
 @pytest.mark.parametrize(
-    ("claim", "says"), [("checkpoints", "no checkpoint is known"), ("", "so the job will start from step 0")]
+    ("checkpoint", "says"),
+    [
+        ({"volume": {"claimName": "checkpoints"}}, "no checkpoint is known"),
+        ({"object": {"url": "s3://b/p"}}, "no checkpoint is known"),
+        ({}, "so the job will start from step 0"),
+    ],
+    ids=str,
 )
-def test_it_says_what_it_will_go_on_from(make_sim: Make, claim: str, says: str) -> None:
-    sim = make_sim(checkpoint={"volume": {"claimName": claim}} if claim else {})
+def test_it_says_what_it_will_go_on_from(make_sim: Make, checkpoint: dict[str, Any], says: str) -> None:
+    sim = make_sim(checkpoint=checkpoint)
     sim.run(60, until=lambda: sim.status.summary == "Training")
     suspended(sim)
     assert says in sim.status.condition("Suspended").message

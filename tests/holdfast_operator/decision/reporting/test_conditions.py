@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim import Sim
+import pytest
+from sim import Make, Sim
 
 from holdfast_operator.reconcile.job_metrics import ratios_of
 
@@ -53,6 +54,38 @@ def test_what_helps_is_told_by_the_cause(trained: Sim) -> None:
     trained.failing = {"shared": {**FULL, "cause": "NonFinite"}}
     trained.run(5)
     assert trained.status.condition("Degraded").message.endswith("step that made a weight infinite or NaN")
+
+
+STORE = {"object": {"url": "s3://b/p"}}
+
+
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ("Full", "free space in the object store, or raise its quota"),
+        ("Credentials", "renew the credentials in the secret of checkpoint.object"),
+        ("NonFinite", "find the step that made a weight infinite or NaN"),
+        ("Server", "check the object store and the network"),
+    ],
+)
+def test_fix_for_a_job_without_a_volume_names_the_object_store(make_sim: Make, cause: str, fix: str) -> None:
+    sim = make_sim(checkpoint=STORE)
+    sim.run(60, until=lambda: sim.status.summary == "Training")
+    sim.failing = {"shared": {**FULL, "cause": cause}}
+    sim.run(5)
+    assert sim.status.condition("Degraded").message.endswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "lost"), [({}, True), (STORE, False), ({"volume": {"claimName": "c"}}, False)], ids=str
+)
+def test_job_without_volume_and_object_store_reports_that_checkpoints_are_lost(
+    make_sim: Make, checkpoint: dict[str, object], lost: bool
+) -> None:
+    sim = make_sim(checkpoint=checkpoint)
+    sim.run(60, until=lambda: sim.status.summary == "Training")
+    says = "neither checkpoint.volume nor checkpoint.object is set; checkpoints are lost with the pods"
+    assert (says in sim.status.condition("Ready").message) == lost
 
 
 def test_checkpoint_alone_makes_no_revision(trained: Sim) -> None:

@@ -34,12 +34,12 @@ class JobReason(StrEnum):
     STARTED_FROM_STEP_ZERO = "StartedFromStepZero"
     """Training started at step 0.
 
-    If you expected a checkpoint, check `checkpoint.volume` and `checkpoint.resume`.
+    If you expected a checkpoint, check `checkpoint.volume`, `checkpoint.object` and `checkpoint.resume`.
     """
     CHECKPOINTS_FAILING = "CheckpointsFailing"
     """No checkpoint could be written since the time in the message; training continues.
 
-    Make the checkpoint volume writable, or do what the message says.
+    Make the checkpoint volume or the object store writable, or do what the message says.
     """
     CHECKPOINT_QUARANTINED = "CheckpointQuarantined"
     """A corrupt checkpoint was found and renamed, so that no job loads it.

@@ -16,7 +16,7 @@ _METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectTier:
-    """An object store to which checkpoints are copied."""
+    """An object store for checkpoints. With a volume it has copies, which the fields after the secret describe."""
 
     url: str
     secret_name: str | None = None
@@ -64,7 +64,22 @@ class CheckpointSpec:
     memory: MemoryTier | None = None
     peer: PeerTier | None = None
     local: LocalTier | None = None
-    bytes_per_second: int | None = None  # limit of all ranks together to the volume
+    bytes_per_second: int | None = None  # limit of all ranks together to the shared tier
+
+    @property
+    def has_shared_tier(self) -> bool:
+        """Whether checkpoints outlive the pods: on a volume, or without one in an object store."""
+        return self.claim_name is not None or self.object_store is not None
+
+    @property
+    def shared_store(self) -> ObjectTier | None:
+        """The object store, if it is the shared tier itself and has no copies of a volume."""
+        return None if self.claim_name is not None else self.object_store
+
+    @property
+    def copies(self) -> ObjectTier | None:
+        """The object store, if it has copies of the checkpoints on a volume."""
+        return None if self.claim_name is None else self.object_store
 
 
 def parse_checkpoint(spec: Json) -> CheckpointSpec:

@@ -71,6 +71,6 @@ def _resumes_from(draft: PlanDraft) -> str:
         return messages.checkpoints.newest_checkpoint(newest.step)
     if draft.status.membership.active is None:
         return messages.checkpoints.never_trained()
-    if not draft.spec.checkpoint.claim_name:
+    if not draft.spec.checkpoint.has_shared_tier:
         return messages.checkpoints.starts_over()
     return messages.checkpoints.no_checkpoint()

@@ -31,6 +31,16 @@ _FIXES = {
 }
 _NAMED = 3  # of the slow ranks
 _LOOK = "check the checkpoint volume and its server"
+# The same for a job whose checkpoints are only in an object store.
+_FIXES_OF_STORE = {
+    "Full": "free space in the object store, or raise its quota",
+    "Denied": "allow the pods to list, read, write and delete objects",
+    "Credentials": "renew the credentials in the secret of checkpoint.object",
+    "NoBucket": "create the bucket of checkpoint.object.url",
+    "Throttled": "set checkpoint.maxBytesPerSecond, or a longer interval between checkpoints",
+    "NonFinite": _FIXES["NonFinite"],
+}
+_LOOK_AT_STORE = "check the object store and the network"
 
 
 def apply(draft: PlanDraft) -> PlanDraft:
@@ -88,11 +98,11 @@ def _ready(draft: PlanDraft, training: int) -> Reason:
     wanted = draft.spec.replicas
     if training:
         told = messages.job.training(training, wanted, launched=draft.spec.launched)
-        return Reason(JobReason.TRAINING, _with_volume(draft, told + _standing_by(draft)))
+        return Reason(JobReason.TRAINING, _with_shared_tier(draft, told + _standing_by(draft)))
     if draft.hold is not None:
         return draft.hold
     phases = sorted({f"{report.phase}: {report.message}" for report in draft.seen.reports if report.phase})
-    return Reason(JobReason.STARTING, _with_volume(draft, messages.job.starting(phases[:2])))
+    return Reason(JobReason.STARTING, _with_shared_tier(draft, messages.job.starting(phases[:2])))
 
 
 def _standing_by(draft: PlanDraft) -> str:
@@ -102,10 +112,11 @@ def _standing_by(draft: PlanDraft) -> str:
     return f"; {messages.job.spares_ready(ready, draft.spec.spares)}"
 
 
-def _with_volume(draft: PlanDraft, message: str) -> str:
-    if draft.spec.checkpoint.claim_name or not draft.spec.launched:
+def _with_shared_tier(draft: PlanDraft, message: str) -> str:
+    """Return the message; of a job without a place for checkpoints, it reports this too."""
+    if draft.spec.checkpoint.has_shared_tier or not draft.spec.launched:
         return message
-    return f"{message}; {messages.job.no_volume()}"
+    return f"{message}; {messages.job.no_shared_tier()}"
 
 
 def _restarting(draft: PlanDraft, training: int) -> Reason | None:
@@ -164,11 +175,17 @@ def _unsaved(draft: PlanDraft) -> Reason | None:
         return None
     unsaved, _ = min(told, key=lambda entry: (entry[0].since, entry[1]))
     last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
-    fix = _FIXES.get(unsaved.cause, _LOOK)
+    fix = _fix(draft, unsaved.cause)
     message = messages.checkpoints.checkpoints_failing(
         since, unsaved.cause, unsaved.message, last.step if last else 0, fix
     )
     return Reason(JobReason.CHECKPOINTS_FAILING, message)
+
+
+def _fix(draft: PlanDraft, cause: str) -> str:
+    if draft.spec.checkpoint.shared_store is not None:
+        return _FIXES_OF_STORE.get(cause, _LOOK_AT_STORE)
+    return _FIXES.get(cause, _LOOK)
 
 
 def _set(draft: PlanDraft, kind: ConditionType, words: Reason | None, otherwise: Reason) -> PlanDraft:

@@ -28,7 +28,7 @@ def never_trained() -> str:
 
 
 def starts_over() -> str:
-    return "checkpoint.volume is not set, so the job will start from step 0"
+    return "neither checkpoint.volume nor checkpoint.object is set, so the job will start from step 0"
 
 
 def no_checkpoint() -> str:

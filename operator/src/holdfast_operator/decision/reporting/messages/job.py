@@ -55,8 +55,8 @@ def spares_ready(ready: int, spares: int) -> str:
     return f"{ready} of {spares} spares are on standby"
 
 
-def no_volume() -> str:
-    return "checkpoint.volume is not set; checkpoints are lost with the pods"
+def no_shared_tier() -> str:
+    return "neither checkpoint.volume nor checkpoint.object is set; checkpoints are lost with the pods"
 
 
 def invalid_spec(detail: str) -> str:
