@@ -251,6 +251,18 @@ def test_a_rank_without_a_state_does_not_start_over(bench: Bench, proxy: Proxy, 
         bench.attempt(1, 2, store=through).restore()
 
 
+def test_a_restore_waits_for_the_end_of_an_outage(bench: Bench, proxy: Proxy, through: ObjectStore) -> None:
+    bench.resumed(1, 1).save(snapshot(10, AttemptId(1, 1)))
+    proxy.plan = lambda _: Answer(status=503, code="SlowDown")
+    assert bench.attempt(1, 2, store=through).restore(waits=proxy.heal).step == 10
+
+
+def test_a_restore_does_not_wait_for_credentials(bench: Bench, proxy: Proxy, through: ObjectStore) -> None:
+    proxy.plan = lambda _: Answer(status=403, code="AccessDenied")
+    with pytest.raises(UnavailableError, match="the credentials lack permissions"):
+        bench.attempt(1, 1, store=through).restore(waits=proxy.heal)
+
+
 # A kill at any request
 
 

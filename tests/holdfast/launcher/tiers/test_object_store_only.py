@@ -36,8 +36,8 @@ def store(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStor
     return opened
 
 
-def test_a_lost_job_resumes_from_the_object_store(
-    cluster: Any, wait_for: Wait, environ: dict[str, str], store: ObjectStore
+def test_a_lost_job_resumes_after_an_outage_of_the_store(
+    cluster: Any, wait_for: Wait, environ: dict[str, str], store: ObjectStore, s3: S3Server
 ) -> None:
     cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "20"}
     cluster.settings["processesPerWorker"] = 2
@@ -47,8 +47,10 @@ def test_a_lost_job_resumes_from_the_object_store(
     wait_for(lambda: a.status.get("checkpoints", {}).get("shared", {}).get("step", 0) >= 40, cluster.tail)
     a.stop()
     newest = max(name.step for name in store.commits())
-    a.restart()
-    cluster.await_world(1, "a", above=first)
+    with s3.away():
+        a.restart()
+        cluster.await_world(1, "a", above=first)
+        wait_for(lambda: "The restore waits" in a.log.read_text(), cluster.tail)
     wait_for(lambda: a.status.get("restored") == {"step": newest, "from": "shared"}, cluster.tail)
     wait_for(lambda: a.step > newest, cluster.tail)
     a.process.terminate()

@@ -29,7 +29,7 @@ from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import SaveResult, Snapshot
 from holdfast.checkpoint.saving.stager import Staged, plan
 from holdfast.checkpoint.saving.writer import commit
-from holdfast.checkpoint.storage_wait import until_usable
+from holdfast.checkpoint.storage_wait import until_answered, until_usable
 from holdfast.checkpoint.stores.base import CheckpointStore, SharedStore
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.memory.peer_client import Neighbour
@@ -205,9 +205,12 @@ class CheckpointManager:
             _log.warning("copies cannot be checked for a newer checkpoint: %s", error)
             return None
 
-    def restore(self, select: Select | None = None, *, before: int | None = None) -> Restored:
+    def restore(
+        self, select: Select | None = None, *, before: int | None = None, waits: Callable[[], None] | None = None
+    ) -> Restored:
         """Return the newest checkpoint of this job's line that every rank can read as it requests; None if there is
-        none. With `before`, only checkpoints of steps below it count.
+        none. With `before`, only checkpoints of steps below it count. With `waits`, the call waits for the end of an
+        outage of the store: an error would end the script, and then the job.
 
         Raise `NoCompleteCheckpointError` if all are corrupt. A claim that starts from nothing would abandon them, and
         retention would then delete them. The first checkpoint that a job made is moved aside instead: starting again
@@ -215,7 +218,7 @@ class CheckpointManager:
         """
         if self._saving is not None:
             self._saving.settle(self._check)  # the running save may be the checkpoint to restore
-        found = self._found(select, before)
+        found = self._found(select, before, waits)
         if found.stuck:
             raise NoCompleteCheckpointError(no_complete_checkpoint(found, [store.url for store in self._stores]))
         if found.loaded is None and found.quarantined:
@@ -234,10 +237,10 @@ class CheckpointManager:
                 tier.restored(found.loaded.name)
         return found
 
-    def _found(self, select: Select | None, before: int | None) -> Restored:
+    def _found(self, select: Select | None, before: int | None, waits: Callable[[], None] | None) -> Restored:
         """Search for a checkpoint, and repeat the search if a store that was skipped has become available."""
         for _ in range(_SEARCHES):
-            found = self._restored(select, before)
+            found = self._restored(select, before, waits)
             if not found.again:
                 return found
         raise UnavailableError(
@@ -257,8 +260,11 @@ class CheckpointManager:
             return False
         return bool(lead(self._exchange, self._copies.require))
 
-    def _restored(self, select: Select | None, before: int | None) -> Restored:
-        claims = lead(self._exchange, self._fence.refresh_all)
+    def _restored(self, select: Select | None, before: int | None, waits: Callable[[], None] | None) -> Restored:
+        def refresh(_: bool) -> list[dict[str, object]]:
+            return self._fence.refresh_all()
+
+        claims = lead(self._exchange, lambda: until_answered(refresh, waits, self._check))
         self._fence.claims = tuple(map(Claim.from_json, claims))
         known = self._fence.context
         return restore(

@@ -338,7 +338,7 @@ class WorldEntry:
         before = None if roll_back is None else roll_back.before
         found = Restored(loaded=None)
         if self._engine is not None:
-            found = self._engine.restore(self._select(team), before=before)
+            found = self._engine.restore(self._select(team), before=before, waits=self._wait_for_storage)
         if roll_back is not None and found.loaded is None:
             raise NonFiniteError(messages.nothing_earlier(roll_back))
         self._stepper.settle(step_commit.invalidated(state.rank_state), apply=False)
@@ -412,5 +412,5 @@ class WorldEntry:
             self._agent.send("claim", claim=claim.to_json())
 
     def _wait_for_storage(self) -> None:
-        """Report the wait of the rank that writes the claim, for which all others wait."""
+        """Report the wait of the rank that uses the store, for which all others wait."""
         self._meter.enter(Activity.CHECKPOINT)
