@@ -120,7 +120,7 @@ def _trouble(job: Job, begin: Callable[[], object], end: Callable[[], object], w
     said = job.said(size)
     outcome.failures += found.failures
     outcome.expect(words in said, f"the user does not read {words!r}")
-    outcome.expect("free space in the checkpoint folder or make it writable" in said, "no message says what to do")
+    outcome.expect("make the checkpoint directory writable, with free space" in said, "no message says what to do")
     outcome.expect(found.step >= job.book.durable, f"step {job.book.durable} was durable and is gone")
     end()
     job.wait(lambda: job.read().durable > made, "a checkpoint after the fault")

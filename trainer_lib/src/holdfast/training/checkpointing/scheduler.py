@@ -36,7 +36,7 @@ _FAILED: Final = (
     "step %d could not be saved (%s, %d in a row): %s. Training continues, and the checkpoint is tried again; if all "
     "workers are lost before one succeeds, training resumes from step %d: %s"
 )
-_FREE_SPACE: Final = "free space in the checkpoint folder or make it writable"
+_WRITABLE: Final = "make the checkpoint directory writable, with free space"
 _FREEZE: Final = "freeze the parameters that are meant to hold such values, with requires_grad_(False)"
 _NON_FINITE_SAVES: Final = 3
 _UNLIKE: Final = (
@@ -349,7 +349,7 @@ class CheckpointScheduler:
         self._non_finite = self._non_finite + 1 if result.cause == FailureCause.NON_FINITE else 0
         if self._non_finite >= _NON_FINITE_SAVES:
             return  # the error that ends the script reports it
-        advice = _FREEZE if self._non_finite else _FREE_SPACE
+        advice = _FREEZE if self._non_finite else _WRITABLE
         _log.error(_FAILED, step, result.cause, self._failed, result.message, self._state.saved_step, advice)
 
 
