@@ -12,7 +12,7 @@ from holdfast.core.protocol import Cause
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.document import Budget
 from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy
-from holdfast.launcher.membership.oom_incidents import GAP, SPAN, noted
+from holdfast.launcher.membership.oom_incidents import GAP, SPAN, better, noted
 
 KINDS = {
     "OutOfMemory": (Cause.OOM, Priority.OOM),
@@ -49,6 +49,20 @@ def test_kernel_ends_a_rank_then_another_and_the_launcher() -> None:
         AttemptId(1, 1),
         AttemptId(1, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "kept"),
+    [
+        ("OutOfMemory", "PeerLost", "OutOfMemory"),
+        ("OutOfMemory", "Exception", "Exception"),
+        ("Exception", "PeerLost", "PeerLost"),
+        (None, "PeerLost", "PeerLost"),
+    ],
+)
+def test_a_lost_peer_does_not_replace_a_memory_exhaustion(known: str | None, told: str, kept: str) -> None:
+    before = None if known is None else failure(known, "w2")
+    assert better(before, failure(told, "w0")).reason == kept
 
 
 @pytest.mark.parametrize(

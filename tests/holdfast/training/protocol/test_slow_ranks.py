@@ -75,6 +75,12 @@ def test_a_rank_is_named_after_a_minute_with_its_time() -> None:
     assert (ranks.look([*paces[:2], loading, paces[3]], PERSISTS_SECONDS) or ())[0].activity == "data"
 
 
+def test_a_delay_that_the_step_hides_is_not_named() -> None:
+    """The rank needs three times as long, and its delay takes less than a tenth of the step."""
+    assert named(world([1.0, 1.0, 3.0, 1.0], communication=25.0)) == []
+    assert named(world([1.0, 1.0, 3.0, 1.0], communication=10.0)) == [[2]]
+
+
 def test_looks_are_rare() -> None:
     ranks = SlowRanks()
     ranks.look(world([1.0, 1.0]), 100.0)

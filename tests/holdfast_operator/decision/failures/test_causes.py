@@ -41,6 +41,7 @@ def tainted(key: str) -> NodeView:
         (pod(exit=Exit(code=127)), GOOD, None, "HoldfastMissing"),
         (pod(exit=Exit(code=128, reason="StartError", message="permission denied")), GOOD, None, "ContainerFailed"),
         (pod(exit=Exit(code=75), deleted_at=NOW), GOOD, "Interruption", "PodDeleted"),
+        (pod(exit=Exit(code=143), deleted_at=NOW), GOOD, "Interruption", "PodDeleted"),
         (pod(exit=Exit(code=137), disruption="EvictionByEvictionAPI"), GOOD, "Interruption", "EvictionByEvictionAPI"),
         (pod(exit=Exit(code=75), failure_reason="Evicted"), GOOD, "Application", "Evicted"),
         (pod(exit=Exit(code=0), failure_reason="Evicted"), GOOD, "Application", "Evicted"),
