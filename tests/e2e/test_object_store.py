@@ -1,25 +1,29 @@
-"""A job whose commits are copied to an S3 server, as docs/how-to/object-store.md says it: what the copies are for."""
+"""A job with an S3 server, as docs/how-to/object-store.md says it: for copies of its volume, or without a volume."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_testbed.build.commands import run
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill import script_log
-from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, commits, step_of
-from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, put_drill_script
+from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, commits, kill_at_once, step_of
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, put_drill_script
 from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodView, Watcher
 from holdfast_testbed.fakes.s3 import S3Server, s3_server
 
@@ -28,6 +32,7 @@ pytestmark = pytest.mark.e2e
 SECRET = "models-writer"
 BUCKET = "models"
 TIMELINE = "/var/run/holdfast/timeline.jsonl"
+WAITS = "Training waits with its state in memory"
 
 
 @pytest.fixture
@@ -40,14 +45,14 @@ def server(cluster: Cluster, tmp_path: Path) -> Iterator[S3Server]:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """The job, and the copies of its commits."""
+    """The job, and its checkpoints in the store."""
 
     stage: DrillJob
     server: S3Server
 
     @property
     def url(self) -> str:
-        return f"s3://{BUCKET}/runs/{self.stage.watcher.namespace}/{DRILL_JOB}"
+        return f"s3://{BUCKET}/runs/{self.stage.watcher.namespace}/{self.stage.watcher.job}"
 
     @property
     def steps(self) -> list[int]:
@@ -64,20 +69,95 @@ class Copied:
 
 
 @pytest.fixture
-def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copied]:
-    """The job trains, with its endpoint, its region and its credentials from a secret."""
+def store(cluster: Cluster, namespace: str, server: S3Server) -> Mapping[str, Any]:
+    """The server as a job names it, with its endpoint, its region and its credentials in a secret."""
     literals = [f"--from-literal={name}={value}" for name, value in server.environment.items()]
     cluster.kubectl("-n", namespace, "create", "secret", "generic", SECRET, *literals)
-    store = {
-        "url": f"s3://{BUCKET}/runs",
-        "secretRef": {"name": SECRET},
-        "intervalSeconds": 0,
-        "retention": {"keepLast": 5},
-    }
-    apply_drill_job(cluster, namespace, checkpoint={"object": store})
+    return {"url": f"s3://{BUCKET}/runs", "secretRef": {"name": SECRET}}
+
+
+@pytest.fixture
+def copied(cluster: Cluster, namespace: str, server: S3Server, store: Mapping[str, Any]) -> Iterator[Copied]:
+    """The job trains, with a volume and copies."""
+    copies = {**store, "intervalSeconds": 0, "retention": {"keepLast": 5}}
+    apply_drill_job(cluster, namespace, checkpoint={"object": copies})
     with Watcher(cluster, namespace, DRILL_JOB) as watcher:
         watcher.wait_for_world(3, steps=5, timeout=300)
         yield Copied(stage=DrillJob(cluster=cluster, watcher=watcher, say=print), server=server)
+
+
+@pytest.fixture
+def stored(
+    cluster: Cluster, namespace: str, server: S3Server, store: Mapping[str, Any]
+) -> Iterator[Callable[..., Copied]]:
+    """The example trains without a volume. It ends with an audit of its samples."""
+    with ExitStack() as stack:
+
+        def start(*, max_steps: int, interval: int) -> Copied:
+            body = yaml.safe_load(example_job(max_steps=str(max_steps)))
+            body["spec"]["checkpoint"] = {"object": store, "intervalSteps": interval, "retention": {"keepLast": 2}}
+            cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
+            watcher = stack.enter_context(Watcher(cluster, namespace, body["metadata"]["name"]))
+            watcher.wait_for_world(3, steps=5, timeout=300)
+            return Copied(stage=DrillJob(cluster=cluster, watcher=watcher, say=print), server=server)
+
+        yield start
+
+
+@pytest.mark.thorough
+def test_job_without_a_volume_resumes_from_the_object_store(stored: Callable[..., Copied]) -> None:
+    interval = 40
+    job = stored(max_steps=400, interval=interval)
+    stage, watcher = job.stage, job.stage.watcher
+    assert "persistentVolumeClaim" not in job.kubectl("get", "pods", "-o", "json")
+    launchers = [stage.launcher(pod) for pod in stage.workers()]
+    watcher.wait("a checkpoint while no other is written", lambda: saved_lately(job, interval), timeout=120)
+    newest = job.newest
+    kill_at_once(stage, launchers)
+    watcher.wait("the next step", lambda: watcher.view.incidents != () and ended(job), timeout=180)
+    (incident,) = watcher.view.incidents
+    assert (incident.cause, incident.restored_from) == ("Infrastructure", "shared")
+    assert restored_steps(job) == {newest}
+    assert incident.lost_steps is None or incident.lost_steps <= interval
+    completes_with_each_sample_seen_once(job)
+    assert job.newest == 400
+    assert len(job.steps) == 2, "checkpoint.retention applies"
+    assert "complete" in checkpoints(job, "verify", job.url)
+
+
+@pytest.mark.thorough
+def test_job_without_a_volume_waits_in_memory_while_the_object_store_is_away(stored: Callable[..., Copied]) -> None:
+    job = stored(max_steps=300, interval=1000)
+    stage, watcher = job.stage, job.stage.watcher
+    first, second, _ = stage.workers()
+    with job.server.away():
+        kill_at_once(stage, [stage.launcher(second)])
+        watcher.wait("a wait for the store", lambda: WAITS in trainer_log(job, first), timeout=120)
+    watcher.wait_for_world(3, steps=5, timeout=180)
+    watcher.wait("the incident's end", lambda: ended(job), timeout=30)
+    (incident,) = watcher.view.incidents
+    assert (incident.restored_from, incident.lost_steps) == ("survivor", 0)
+    completes_with_each_sample_seen_once(job)
+
+
+def saved_lately(job: Copied, interval: int) -> bool:
+    return 0 < newest_step(job.stage.watcher) - job.newest < interval / 2 and job.newest > 0
+
+
+def ended(job: Copied) -> bool:
+    return all(incident.resumed for incident in job.stage.watcher.view.incidents)
+
+
+def restored_steps(job: Copied) -> set[int]:
+    """The steps from which the workers resumed."""
+    shown = [job.kubectl("exec", pod.name, "-c", "trainer", "--", "cat", TIMELINE) for pod in job.stage.workers()]
+    entries = [json.loads(line) for text in shown for line in text.splitlines()]
+    return {entry["step"] for entry in entries if entry["kind"] == "restore"}
+
+
+def completes_with_each_sample_seen_once(job: Copied) -> None:
+    job.stage.watcher.wait("completion", lambda: job.stage.watcher.view.is_true("Complete"), timeout=300)
+    assert re.search(r"audit: exactly once", worker_logs(job))
 
 
 @pytest.mark.thorough
@@ -240,8 +320,12 @@ def scraped(pod: PodView) -> str:
 
 def worker_logs(copied: Copied) -> str:
     """Of launcher, ranks and sidecar."""
-    which = ("-l", f"{JOB_LABEL}={DRILL_JOB}", "--all-containers", "--tail=-1", "--prefix")
+    which = ("-l", f"{JOB_LABEL}={copied.stage.watcher.job}", "--all-containers", "--tail=-1", "--prefix")
     return copied.kubectl("logs", *which)
+
+
+def trainer_log(copied: Copied, pod: PodView) -> str:
+    return copied.kubectl("logs", pod.name, "-c", "trainer", "--tail=-1")
 
 
 def empty(folder: Path) -> None:
