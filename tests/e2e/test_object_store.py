@@ -106,8 +106,8 @@ def stored(
 
 @pytest.mark.thorough
 def test_job_without_a_volume_resumes_from_the_object_store(stored: Callable[..., Copied]) -> None:
-    interval = 40
-    job = stored(max_steps=400, interval=interval)
+    interval, steps = 30, 150
+    job = stored(max_steps=steps, interval=interval)
     stage, watcher = job.stage, job.stage.watcher
     assert "persistentVolumeClaim" not in job.kubectl("get", "pods", "-o", "json")
     launchers = [stage.launcher(pod) for pod in stage.workers()]
@@ -120,7 +120,7 @@ def test_job_without_a_volume_resumes_from_the_object_store(stored: Callable[...
     assert restored_steps(job) == {newest}
     assert incident.lost_steps is None or incident.lost_steps <= interval
     completes_with_each_sample_seen_once(job)
-    assert job.newest == 400
+    assert job.newest == steps
     assert len(job.steps) == 2, "checkpoint.retention applies"
     assert "complete" in checkpoints(job, "verify", job.url)
 

@@ -165,6 +165,12 @@ def test_an_exhausted_container_spends_its_budget_once() -> None:
     assert all(part in (None, AttemptId(1, 1)) for parts in kept.values() for part in parts), kept
 
 
+def test_launcher_killed_for_memory_spends_no_other_budget() -> None:
+    sim = training(budgets=(Budget(cause=Cause.INFRASTRUCTURE, max_restarts=0, window=3600.0),))
+    exhaust(sim)
+    assert sim.trains_with("w0", "w1")
+
+
 def test_late_oom_kill_outranks_the_lost_peers_reported_first() -> None:
     sim = training()
     sim.operator_up = False

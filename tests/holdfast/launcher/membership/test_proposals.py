@@ -1,10 +1,14 @@
-"""Proposals of a world: which launcher tries again first."""
+"""Proposals of a world: when they are sent again, and which launcher tries again first."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulation import Simulation
 
-from holdfast.launcher.membership.formation.proposal_answers import withdraw
+from holdfast.launcher.membership.events import Send
+from holdfast.launcher.membership.formation.proposal_answers import pursue, withdraw
+from holdfast.launcher.membership.state import Proposal
 from holdfast.launcher.membership.transition import Transition
 
 
@@ -19,3 +23,20 @@ def test_refused_proposer_with_a_higher_index_waits_longer() -> None:
         assert turn.state.proposal is None
         waits.append(round(turn.state.retry_at - sim.now, 3))
     assert waits == [0.5, 1.0, 1.5]
+
+
+def test_unanswered_proposal_is_sent_again_after_the_pause() -> None:
+    """Only the members that have not accepted it receive it again."""
+    sim = Simulation(3)
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
+    state, resend = sim.pods["w0"].state, sim.rules.resend
+    assert state.world is not None
+    sent = Proposal(world=state.world, incident=None, since=sim.now, sent=sim.now, until=sim.now + 60.0)
+    state = replace(state, proposal=replace(sent, accepted=frozenset({"w0", "w1"})))
+    early, due = Transition(state, sim.now + 0.9 * resend), Transition(state, sim.now + resend)
+    pursue(early)
+    pursue(due)
+    assert early.actions == []
+    assert [action.to for action in due.actions if isinstance(action, Send)] == ["w2"]
+    assert due.state.proposal is not None
+    assert due.state.proposal.sent == due.now

@@ -107,6 +107,12 @@ def test_a_shard_that_nobody_has_sends_all_to_the_checkpoint() -> None:
     assert "shard 1" in resolution.message
 
 
+def test_a_world_of_newcomers_starts_without_a_state() -> None:
+    resolution, assigned = resolve([NEWCOMER] * 4, [None] * 4, 2)
+    assert (resolution.donor, resolution.newcomers, assigned.shards) == (None, (0, 1, 2, 3), (0, 1, 0, 1))
+    assert resolution.message == "no rank has a state in memory"
+
+
 def test_holder_without_a_vote_proves_that_no_step_was_made() -> None:
     """The holder is the only one of its shard. The step is the first of the attempt."""
     voted = member(voted=SECOND, synced=SECOND, doubts=True)

@@ -68,6 +68,14 @@ def test_unbound_gang_is_cancelled_with_back_off(make_sim: Make) -> None:
     assert len(set(sim.created_names)) == len(sim.created_names)
 
 
+def test_a_cancelled_gang_is_a_warning(make_sim: Make) -> None:
+    sim = make_sim()
+    sim.unplaceable = True
+    sim.settle()
+    sim.now += timedelta(seconds=61)
+    assert ("GangTimeout", True) in [(event.reason, event.warning) for event in sim.plan().events]
+
+
 def test_training_workers_are_not_cancelled_with_unbound_ones(make_sim: Make) -> None:
     sim = make_sim(replicas=3, minimum=2, nodes=3)
     for node in sim.nodes.values():
