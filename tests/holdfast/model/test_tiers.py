@@ -19,7 +19,6 @@ from holdfast.checkpoint.restore import transfer
 from holdfast.checkpoint.stores.base import Source
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.cli.checkpoints import rewind
 
 SEED, TRACES = 1, 100
 PLAIN = Shape(keep_last=1, bucket=False, memory=False, local=False)
@@ -134,7 +133,8 @@ def _deletes(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _writes_none(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda root, claim: None
+    """Write no claim of the way back. Attempts also say whether they write theirs again."""
+    return lambda store, claim, **again: real(store, claim, **again) if again else None
 
 
 TWO = replace(PLAIN, keep_last=2)
@@ -172,7 +172,7 @@ WEAKENED: dict[str, tuple[object, str, Callable[[Any], Any], str, Shape, Trace]]
         OVERTAKEN,
     ),
     "the way back deletes": (catalog, "move_to_quarantine", _deletes, "I7", TWO, BACK),
-    "the way back does not claim": (rewind, "write_claim", _writes_none, "I7", TWO, BACK),
+    "the way back does not claim": (FolderStore, "write_claim", _writes_none, "I7", TWO, BACK),
     "good copies go to quarantine": (FolderStore, "commits", _quarantines_all, "I2", PLAIN, START + SAVE + START),
 }
 

@@ -202,7 +202,8 @@ class World(TierJudge):
             one.stopped |= one.training is None and one.uploads is None
 
         def act(task: Task) -> None:
-            rewinding.carry_out(self._volume, rewinding.plan(FolderStore(self._volume), step))
+            volume = FolderStore(self._volume)
+            rewinding.carry_out(volume, rewinding.plan(volume, step))
 
         self._acting = next(one for one in reversed(self._processes) if one.job == job)
         self._rewinds, self._resumed, self._uploads = True, False, ""
