@@ -65,6 +65,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "without a volume set checkpoint.maxBytesPerSecond",
     ),
     (
+        "a folder as the only object store",
+        [(OBJECT, {"url": "file:///checkpoints"})],
+        "set the URL of an object store, or checkpoint.volume",
+    ),
+    (
         "an object store without the launcher",
         [("spec.rendezvous.backend", "C10d"), (OBJECT, {"url": "s3://b/p"})],
         "or use only checkpoint.volume",
