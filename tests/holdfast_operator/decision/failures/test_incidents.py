@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from sim import Make, Sim
@@ -27,6 +28,16 @@ def test_the_newest_ten_incidents_are_kept_and_counted_once(trained: Sim) -> Non
     assert [incident.number for incident in trained.status.incidents] == list(range(3, 13))
     assert trained.status.incident_count == 12
     assert old in trained.document["acknowledged"]
+
+
+def test_an_incident_has_the_time_at_which_the_launcher_found_it(trained: Sim) -> None:
+    found = trained.now - timedelta(seconds=7)
+    told = {"cause": "Application", "action": "InPlace", "reason": "Exception", "message": "boom", "pod": None}
+    at = {"generation": 1, "attempt": 1, "detectedTime": format_time(found)}
+    trained.incidents[(1, 1)] = {**told, **at, "rank": None, "node": None, "lostSteps": None}
+    trained.report()
+    trained.settle()
+    assert [one.detected for one in trained.status.incidents] == [found]
 
 
 def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make) -> None:
