@@ -180,7 +180,7 @@ def test_volume_without_folder_fsync_saves_unless_fsync_fails(
 def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
     Run(tmp_path, 3, 1, job="other").commits(10)
     before = sorted(path.name for path in (tmp_path / "claims").iterdir())
-    with pytest.raises(ClaimError, match=r"3\.1 of job other.*Use a separate folder for each job"):
+    with pytest.raises(ClaimError, match=r"3\.1 of job other.*Use a separate folder or URL for each job"):
         Run(tmp_path, 1, 1)
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == before
 
@@ -211,7 +211,7 @@ def test_claim_appearing_during_ours_stops_the_attempt(tmp_path: Path, attempt_i
     found = engine.restore()
     other = Claim(attempt_id=attempt_id, job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
-    with pytest.raises(ClaimError, match="another job or operator uses the folder"):
+    with pytest.raises(ClaimError, match="another job or operator saves there"):
         engine.claim(step=found.step, attempt_id=found.attempt_id)
     assert reported == [other]
 

@@ -144,7 +144,7 @@ def test_a_second_job_on_the_same_prefix_is_refused(bench: Bench) -> None:
     bench.store.write_claim(Claim(attempt_id=AttemptId(7, 1), job_uid="other", publication="p", from_step=0))
     bench.monkeypatch.setattr(CheckpointManager, "restore", lambda self: None)
     engine = bench.attempt(7, 1)
-    with pytest.raises(ForeignClaimError, match="another job or operator uses"):
+    with pytest.raises(ForeignClaimError, match="another job or operator saves there"):
         engine.claim(step=0, attempt_id=None)
 
 

@@ -118,6 +118,6 @@ class Fence:
             named = ", ".join(f"{claim.attempt_id} of job {claim.job_uid}" for claim in found)
             raise ForeignClaimError(
                 f"{self._shared.url} holds claims that this attempt does not know ({named}): another job or "
-                "operator uses the folder. Use a separate folder for each job, or stop the other job and "
+                "operator saves there. Use a separate folder or URL for each job, or stop the other job and "
                 "start again"
             )

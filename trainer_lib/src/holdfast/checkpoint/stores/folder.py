@@ -151,9 +151,8 @@ class FolderStore:
 
     def keep_claim(self, claim: Claim) -> None:
         """Write a claim exclusively. Writing the same claim again is not an error."""
-        if claim not in self.claims():
-            make_folder(self._root)
-            write_claim(self._root, claim)
+        make_folder(self._root)
+        write_claim(self._root, claim, again=True)
 
     def sweep(self, below: CheckpointName) -> None:
         """Remove the unfinished work of attempts before this checkpoint's."""
