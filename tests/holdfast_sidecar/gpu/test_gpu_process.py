@@ -33,7 +33,7 @@ def test_gpu_error_reaches_the_operator_and_prometheus(sidecar, operator, export
 
 def test_serious_error_requests_a_checkpoint_without_the_operator(sidecar, operator, exporter, run_dir, wait):
     operator.close()
-    touch, gpu = run_dir / "emergency_checkpoint", exporter.node.gpus[0]
+    touch, stored, gpu = run_dir / "emergency_checkpoint", run_dir / "sidecar-gpus.json", exporter.node.gpus[0]
     sidecar.environment["HOLDFAST_DCGM_URL"] = exporter.url
     sidecar.start()
     wait(lambda: sidecar.says("the GPU exporter shows 1 GPU(s) of this pod"), "the first sample")
@@ -44,17 +44,17 @@ def test_serious_error_requests_a_checkpoint_without_the_operator(sidecar, opera
     assert (request["id"], request["drain"]) == (f"gpu-Xid-79-{gpu.uuid}", False)
     assert request["reason"] == "GPU 0: XID 79, the GPU has fallen off the bus"
     assert 'holdfast_sidecar_notices_total{action="checkpoint",source="DCGM"} 1.0' in sidecar.get("/metrics")[1]
-    wait(lambda: "79" in (run_dir / "sidecar-gpus.json").read_text(), "the stored error")
+    wait(lambda: stored.exists() and "79" in stored.read_text(), "the stored error")
     touch.unlink()  # as the launcher does
     sidecar.kill()
-    (run_dir / "sidecar-gpus.json").unlink()
+    stored.unlink()
     gpu.set(XID_ERRORS=0)
     before = len(sidecar.lines())
     sidecar.start()
     shows = "the GPU exporter shows 1 GPU(s) of this pod"
     wait(lambda: any(shows in line["message"] for line in sidecar.lines()[before:]), "the next process's sample")
     gpu.set(XID_ERRORS=79)
-    wait(lambda: "79" in (run_dir / "sidecar-gpus.json").read_text(), "the error, found again")
+    wait(lambda: stored.exists() and "79" in stored.read_text(), "the error, found again")
     assert not touch.exists(), "its checkpoint was requested before"
 
 
