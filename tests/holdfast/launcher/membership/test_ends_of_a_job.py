@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulated_cluster import Pod
 from simulation import Simulation
@@ -90,6 +92,17 @@ def test_spent_budget_ends_the_job_on_all_launchers() -> None:
     assert sim.run(10, lambda: not sim.alive())
     assert {pod.exit_code for pod in sim.pods.values()} == {1}
     assert {pod.state.exit.final for pod in sim.pods.values() if pod.state.exit} == {True}
+
+
+def test_restarts_before_the_launchers_started_count_against_the_budget() -> None:
+    """The operator counted them: the launchers that had them were replaced."""
+    budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
+    sim = training(budgets=(budget,), replace_lost=False)
+    for pod in sim.alive():
+        document = replace(sim.document(), revision=100, restarts={Cause.APPLICATION: 1})
+        sim.feed(pod, events.MembershipSeen(membership=document))
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    assert sim.run(10, lambda: not sim.alive())
 
 
 def test_same_error_without_a_step_ends_the_job_at_once() -> None:
