@@ -1,8 +1,8 @@
-"""Upload to S3 and verified restore, relative to plain boto3 and the CRT with the same server and part size.
+"""Upload to S3, save into S3 and verified restore, relative to plain boto3 and the CRT with the same part size.
 
-The server is versitygw on loopback with its data in memory, so that no disk is measured. Holdfast reads the shared
-tier, computes digests (xxh3 of each 8 MiB, SHA-256 of the file), and publishes a manifest; the peers upload the same
-file.
+The server is versitygw on loopback with its data in memory, so that no disk is measured. The upload reads the shared
+tier, computes digests (xxh3 of each 8 MiB, SHA-256 of the file), and publishes a manifest. A save without a shared
+volume sends the same bytes from memory, with xxh3 alone. The peers upload the same file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from _bench import Measurement, interleaved, measured, not_measured, ratios
 from holdfast.checkpoint.format.file_names import CheckpointName
 from holdfast.checkpoint.format.shard_layout import TensorSpec
 from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.io.staging_buffer import Arena
 from holdfast.checkpoint.ranks.exchange import SingleRank
 from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import Snapshot
-from holdfast.checkpoint.saving.writer import save
+from holdfast.checkpoint.saving.stager import Staged, stage
+from holdfast.checkpoint.saving.writer import commit
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects.s3 import S3Bucket
 from holdfast.checkpoint.stores.objects.s3_client import S3Settings
@@ -43,13 +46,18 @@ _FILE = "rank-0.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A checkpoint in a folder, a server, and the target of downloads."""
+    """A checkpoint in memory and in a folder, a server, and the target of downloads."""
 
     server: S3Server
     folder: Path
+    staged: Staged
     source: FolderStore
-    name: CheckpointName
     part_bytes: int
+
+    @property
+    def name(self) -> CheckpointName:
+        """The checkpoint in the folder."""
+        return self.staged.snapshot.name
 
     @property
     def file(self) -> Path:
@@ -58,7 +66,7 @@ class Scene:
 
 
 def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 << 20) -> list[Measurement]:
-    """Return two ratios to the better of the peers in each round."""
+    """Return ratios to the better of the peers in each round."""
     try:
         with _scene(nbytes, part_bytes) as scene, ExitStack() as stack:
             peers = _peers(scene, stack)
@@ -69,7 +77,9 @@ def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 <
 
 def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> list[Measurement]:
     size = f"{scene.file.stat().st_size / 1e9:.1f} GB"
-    up = interleaved({"ours": lambda: _upload(scene), **{n: _timed(scene, p[0]) for n, p in peers.items()}}, rounds)
+    ours = {"save": lambda: _save(scene), "upload": lambda: _upload(scene)}
+    up = interleaved(ours | {n: _timed(scene, p[0]) for n, p in peers.items()}, rounds)
+    theirs = {n: up[n] for n in peers}
     _upload(scene)
     for name in peers:
         peers[name][0]()
@@ -77,7 +87,8 @@ def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> li
         {"ours": lambda: _restore(scene), **{n: _timed(scene, p[1]) for n, p in peers.items()}}, rounds
     )
     return [
-        _row("upload", f"upload of {size} with digests and manifest", up, "<= 1.2"),
+        _row("upload", f"upload of {size} with digests and manifest", {"ours": up["upload"], **theirs}, "<= 1.2"),
+        _row("save", f"save of {size} from memory into S3", {"ours": up["save"], **theirs}, "<= 1.2"),
         _row("restore", f"verified restore of {size} from S3", down, "<= 1.25"),
     ]
 
@@ -103,20 +114,19 @@ def _scene(nbytes: int, part_bytes: int) -> Iterator[Scene]:
     place = _MEMORY if shutil.disk_usage(_MEMORY).free > 6 * nbytes else None
     with tempfile.TemporaryDirectory(dir=place) as folder, s3_server(Path(folder) / "s3") as server:
         server.make_bucket(_BUCKET)
-        source = FolderStore(Path(folder) / "shared")
-        name = _commit(Path(folder) / "shared", nbytes)
-        yield Scene(server=server, folder=Path(folder), source=source, name=name, part_bytes=part_bytes)
+        source, staged = FolderStore(Path(folder) / "shared"), _staged(nbytes)
+        commit(source, staged, SingleRank())
+        yield Scene(server=server, folder=Path(folder), staged=staged, source=source, part_bytes=part_bytes)
 
 
-def _commit(root: Path, nbytes: int) -> CheckpointName:
+def _staged(nbytes: int) -> Staged:
     data = memoryview(random.Random(1).randbytes(64 << 20))  # noqa: S311 - not compressible, the same each run
-    name = CheckpointName(step=1, attempt_id=AttemptId(1, 1))
     count = -(-nbytes // len(data))
     specs = [
         TensorSpec(name=f"w{i}", dtype="U8", shape=(min(len(data), nbytes - i * len(data)),)) for i in range(count)
     ]
     snapshot = Snapshot(
-        name=name,
+        name=CheckpointName(step=1, attempt_id=AttemptId(1, 1)),
         specs=specs,
         read=lambda piece: data[: piece.nbytes],
         state={"objects": {}, "counters": {}},
@@ -126,8 +136,7 @@ def _commit(root: Path, nbytes: int) -> CheckpointName:
         job_uid="bench",
         publication="bench",
     )
-    save(root, snapshot, SingleRank())
-    return name
+    return stage(snapshot, Arena(), Planner(), rank=0, size=1)
 
 
 def _store(scene: Scene) -> ObjectStore:
@@ -152,6 +161,18 @@ def _upload(scene: Scene) -> float:
     seconds = time.perf_counter() - began
     if not outcome.arrived:
         raise RuntimeError(outcome.message)
+    return seconds
+
+
+def _save(scene: Scene) -> float:
+    """Save what is staged. The copy into the arena is the stall, which does not depend on the store."""
+    store = _store(scene)
+    store.delete(scene.name)
+    began = time.perf_counter()
+    result = commit(store, scene.staged, SingleRank())
+    seconds = time.perf_counter() - began
+    if not result.committed or result.existed:
+        raise RuntimeError(result.message)
     return seconds
 
 

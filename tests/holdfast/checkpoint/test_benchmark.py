@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent.parent
 BARS = {f"checkpoint-{number}" for number in (*range(1, 8), 12)}
 # Where a peer is not installed, or no network namespace can be created, a row says so.
-OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-restore"}
+OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-save", "object-restore"}
 ROUNDS = {"limit": [1.0, 1.0, 2.0], "dcp": [4.0, 4.0, 8.0]}
 
 
