@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from holdfast_testbed.drill.faults import DrillJob
 from holdfast_testbed.drill.install import (
     DRILL_JOB,
     apply_drill_job,
-    example_job,
     install_chart,
     remove_namespace,
+    small_example,
 )
 from holdfast_testbed.drill.watcher import Watcher
 
@@ -170,7 +171,7 @@ def _is_spread(stage: DrillJob) -> bool:
 
 @contextmanager
 def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[DrillJob]:
-    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=example_job(max_steps=str(max_steps)))
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(small_example(max_steps)))
     with Watcher(cluster, namespace, JOB) as watcher:
         watcher.wait_for_world(WORKERS, steps=5, timeout=300)
         yield DrillJob(cluster=cluster, watcher=watcher, say=print)

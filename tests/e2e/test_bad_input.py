@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
-from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.install import small_example
 from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
@@ -25,7 +24,7 @@ def trainer(job: Job) -> dict[str, Any]:
 
 def apply(cluster: Cluster, namespace: str, change: Callable[[Job], None]) -> None:
     """With one worker: what is wrong is wrong for each of them."""
-    job = yaml.safe_load(example_job(max_steps="50"))
+    job = small_example(50)
     job["spec"]["workers"]["replicas"] = job["spec"]["elasticity"]["minReplicas"] = 1
     job["spec"]["recovery"]["budgets"] = [{"cause": "Application", "maxRestarts": 1}]
     change(job)

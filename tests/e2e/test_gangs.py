@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
-from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.install import small_example
 from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = pytest.mark.e2e
@@ -37,7 +36,7 @@ def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, na
 
 
 def _gang(name: str, cpu: str) -> str:
-    job = yaml.safe_load(example_job(max_steps="10"))
+    job = small_example(10)
     job["metadata"]["name"] = name
     job["spec"]["workers"]["replicas"] = 2
     job["spec"]["preflight"] = {}

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.departure import COMMITTED, Witness
 from holdfast_testbed.drill.faults import Drill, DrillJob
-from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.install import small_example
 from holdfast_testbed.drill.promises import Promise, losses_and_causes
 from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
@@ -118,7 +117,7 @@ def test_gpu_with_early_errors_keeps_the_gang_off_its_node(
 
 def job_on_gpus() -> dict[str, Any]:
     """The example with two workers, each with a GPU: a node is left over."""
-    body: dict[str, Any] = yaml.safe_load(example_job(max_steps="1000000"))
+    body: dict[str, Any] = small_example(1_000_000)
     body["metadata"]["name"] = JOB
     body["spec"]["workers"]["replicas"] = WORKERS
     trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]

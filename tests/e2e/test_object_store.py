@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_testbed.build.commands import run
@@ -23,7 +22,7 @@ from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill import script_log
 from holdfast_testbed.drill.faults import DRILL_INTERVAL_STEPS, DrillJob, await_save, commits, kill_at_once, step_of
-from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, put_drill_script
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, put_drill_script, small_example
 from holdfast_testbed.drill.watcher import JOB_LABEL, METRICS_PORT, PodView, Watcher
 from holdfast_testbed.fakes.s3 import S3Server, s3_server
 
@@ -94,7 +93,7 @@ def stored(
     with ExitStack() as stack:
 
         def start(*, max_steps: int, interval: int) -> Copied:
-            body = yaml.safe_load(example_job(max_steps=str(max_steps)))
+            body = small_example(max_steps)
             body["spec"]["checkpoint"] = {"object": store, "intervalSteps": interval, "retention": {"keepLast": 2}}
             cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
             watcher = stack.enter_context(Watcher(cluster, namespace, body["metadata"]["name"]))

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
-from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.install import small_example
 from holdfast_testbed.drill.watcher import Watcher
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
@@ -68,7 +67,7 @@ def _resumed(watcher: Watcher) -> bool:
 
 
 def _job(name: str, cpu: str, *, replicas: int, steps: int, priority: str = "") -> str:
-    job = yaml.safe_load(example_job(max_steps=str(steps)))
+    job = small_example(steps)
     job["metadata"]["name"] = name
     job["spec"]["workers"]["replicas"] = replicas
     pod_spec = job["spec"]["workers"]["template"]["spec"]

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from holdfast_testbed.cluster.cluster import Cluster
 from holdfast_testbed.drill.faults import DrillJob
-from holdfast_testbed.drill.install import example_job, install_chart
+from holdfast_testbed.drill.install import install_chart, small_example
 from holdfast_testbed.drill.watcher import PodView, Watcher
 from holdfast_testbed.fakes.dcgm import ExporterServer, FakeGpu, FakeNode
 
@@ -76,7 +75,7 @@ def test_idle_sidecar_sleeps_nearly_all_the_time(cluster: Cluster, namespace: st
 
 def idle_job() -> dict[str, Any]:
     """The example with a script that does nothing, on a GPU each."""
-    body: dict[str, Any] = yaml.safe_load(example_job())
+    body: dict[str, Any] = small_example(1)
     body["metadata"]["name"] = IDLE_JOB
     trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
     trainer["command"] = ["holdfast", "run", "--", "python", "-c", SLEEP]

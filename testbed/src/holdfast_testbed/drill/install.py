@@ -16,6 +16,7 @@ from holdfast_testbed.fakes.chart import CHART
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
+SMALL_MODEL = ("--context", "16", "--d-model", "16", "--layers", "1", "--evaluation-windows", "32")
 DRILL_SCRIPT = REPOSITORY / "drills" / "_train.py"
 DRILL_JOB = "drill"
 OPERATOR_HOST = 200
@@ -92,27 +93,18 @@ def remove_namespace(cluster: Cluster, name: str) -> None:
     cluster.kubectl("-n", name, "delete", "pods", *now, check=False)
 
 
-def example_job(**arguments: str) -> str:
-    """Return the example's YAML with other arguments for its script (`max_steps="300"` for `--max-steps 300`)."""
-    text = EXAMPLE.read_text()
-    for name, value in arguments.items():
-        flag = "--" + name.replace("_", "-")
-        text = _replace_argument(text, flag, value)
-    return text
+def example_job() -> str:
+    """Return the example's YAML."""
+    return EXAMPLE.read_text()
 
 
-def _replace_argument(text: str, flag: str, value: str) -> str:
-    lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        if f'"{flag}"' in line or line.strip() == f"- {flag}":
-            lines[number] = line.replace(_following(line, flag), f'"{value}"', 1) if "," in line else line
-            return "".join(lines)
-    raise ValueError(f"{EXAMPLE.name} passes no {flag} to its script")
-
-
-def _following(line: str, flag: str) -> str:
-    """Return the quoted value after a quoted flag in a flow sequence."""
-    return line.split(f'"{flag}"', 1)[1].split('"', 2)[1].join(('"', '"'))
+def small_example(max_steps: int) -> dict[str, Any]:
+    """Return the example with a model so small that its training leaves the processors to what is tested."""
+    body: dict[str, Any] = yaml.safe_load(example_job())
+    command: list[str] = body["spec"]["workers"]["template"]["spec"]["containers"][0]["command"]
+    command[command.index("--max-steps") + 1] = str(max_steps)
+    command += SMALL_MODEL
+    return body
 
 
 if __name__ == "__main__":
