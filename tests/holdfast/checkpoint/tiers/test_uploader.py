@@ -13,6 +13,7 @@ from uploads import name, uploader
 
 from holdfast.checkpoint.folder.claims import write_claim
 from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.policy.retention import Rules
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.open import open_store
@@ -81,6 +82,14 @@ def test_a_commit_arrives_with_the_claims(source: FolderStore, target: Target) -
     assert target.commits() == (name(2),)
     assert target.manifest(name(2)) == source.manifest(name(2))
     assert target.claims() == source.claims()
+
+
+def test_each_chunk_of_a_large_file_is_compared_with_its_own_digest(
+    tmp_path: Path, target: Target, commit: Callable[..., Any]
+) -> None:
+    chunks = [bytes([number]) * CHUNK_BYTES for number in range(4)]
+    commit(tmp_path / "large", 1, {"w": b"".join(chunks)})
+    assert uploader(FolderStore(tmp_path / "large"), target).upload(name(1)).arrived
 
 
 def test_old_copies_go_only_after_enough_new_ones_arrived(source: FolderStore, target: Target) -> None:

@@ -48,6 +48,7 @@ def test_completion_is_reported_when_all_are_done_and_exit_0() -> None:
     sim = training(last_step=6)
     assert sim.run(20, lambda: all(pod.exit_code == 0 for pod in sim.pods.values()))
     assert len(sim.announced) == 1
+    assert all(pod.state.exit.final for pod in sim.pods.values() if pod.state.exit)
 
 
 def test_rank_that_finishes_first_is_no_failure() -> None:
