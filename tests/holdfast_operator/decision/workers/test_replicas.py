@@ -165,6 +165,17 @@ def test_scale_subresource_has_replicas_and_selector(trained: Sim) -> None:
     assert trained.body["status"]["replicas"] == 2
 
 
+def test_worker_off_spot_capacity_stays_when_the_job_becomes_smaller(make_sim: Make) -> None:
+    """Also before a world has formed, when no worker has an index."""
+    sim = make_sim(replicas=3, minimum=1)
+    sim.body["spec"]["workers"]["onDemandReplicas"] = 1
+    sim.tick()
+    (steady,) = [worker for worker in sim.status.workers if worker.on_demand]
+    sim.body["spec"]["workers"]["replicas"] = 2
+    sim.run(30, until=trains(sim, 2))
+    assert f"gpt-w{steady.incarnation}" in sim.world_names()
+
+
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     edits=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 15)), min_size=1, max_size=4),
