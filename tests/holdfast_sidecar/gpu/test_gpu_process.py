@@ -43,7 +43,8 @@ def test_serious_error_requests_a_checkpoint_without_the_operator(sidecar, opera
     request = json.loads(touch.read_text())
     assert (request["id"], request["drain"]) == (f"gpu-Xid-79-{gpu.uuid}", False)
     assert request["reason"] == "GPU 0: XID 79, the GPU has fallen off the bus"
-    assert 'holdfast_sidecar_notices_total{action="checkpoint",source="DCGM"} 1.0' in sidecar.get("/metrics")[1]
+    counted = 'holdfast_sidecar_notices_total{action="checkpoint",source="DCGM"} 1.0'
+    wait(lambda: counted in sidecar.get("/metrics")[1], "the request's count")
     wait(lambda: stored.exists() and "79" in stored.read_text(), "the stored error")
     touch.unlink()  # as the launcher does
     sidecar.kill()
