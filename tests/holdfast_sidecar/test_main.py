@@ -106,7 +106,7 @@ def test_an_operator_that_was_away_is_told_everything(sidecar, operator, run_dir
     operator.start()
     wait(lambda: _phase(operator) == "Running", "the report after the return")
     assert operator.latest()["launcher"]["incidents"] == [incident]
-    wait(lambda: (run_dir / "membership.json").read_bytes() == latest, "the membership that was missed")
+    wait(lambda: _content(run_dir) == latest, "the membership that was missed")
     refused = "reports do not reach the operator: ConnectionRefusedError"
     assert sidecar.says(refused) == 1, "a fault is one line, not one a try"
 
