@@ -68,7 +68,7 @@ class AgentRoutes:
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._rates = Rates(limits.of_a_pod)
         self._bytes = Rates(limits.bytes_of_a_pod)
-        self._bodies: Counter[str] = Counter()  # bodies that are being read, by pod
+        self.bodies: Counter[str] = Counter()  # bodies that are being read, by pod
         self.held = 0
         self.reviews: dict[str, _Review] = {}
         self._renewals = asyncio.Semaphore(limits.renewals)
@@ -207,15 +207,15 @@ class AgentRoutes:
         announced = request.content_length
         if announced is not None:
             self._charge(uid, min(announced, self._limits.body_bytes))
-        if self._bodies[uid] >= self._limits.bodies_of_a_pod:
+        if self.bodies[uid] >= self._limits.bodies_of_a_pod:
             raise TooManyRequestsError(1)
-        self._bodies[uid] += 1
+        self.bodies[uid] += 1
         try:
             raw = await self._body(request, self._limits.body_bytes)
         finally:
-            self._bodies[uid] -= 1
-            if not self._bodies[uid]:
-                del self._bodies[uid]
+            self.bodies[uid] -= 1
+            if not self.bodies[uid]:
+                del self.bodies[uid]
         if announced is None:
             self._charge(uid, len(raw))
         revision = await self._record(identity, raw)

@@ -56,6 +56,11 @@ class AgentServer:
         """The number of tokens whose review is in progress."""
         return len(self._site.reviews) if self._site is not None else 0
 
+    @property
+    def bodies_read(self) -> int:
+        """The number of pods whose reports are being read."""
+        return len(self._site.bodies) if self._site is not None else 0
+
     def start(self, seconds: float = 30.0) -> None:
         """Start to listen. Raises the error that prevents it."""
         self._thread.start()
