@@ -77,6 +77,8 @@ class Server(BaseHTTPRequestHandler):
         if not path.endswith("/pods"):
             return {"metadata": {"resourceVersion": "1"}, "items": []}
         first = int(query.get("continue", 0))
+        while first == 2 * PAGE and len(asked) < 5:  # the last pod ends all, also lists that are not asked for yet
+            time.sleep(0.01)
         last = min(PODS, first + (asked[-1][1] or PODS))
         items = [pod(number) for number in range(first, last)]
         return {"metadata": {"resourceVersion": "1", "continue": str(last) if last < PODS else ""}, "items": items}
