@@ -93,9 +93,9 @@ def test_a_probe_is_answered_though_others_hold_all_connections(
 
 def test_who_drips_its_request_is_cut_off_in_the_end(start: Callable[..., HealthServer]) -> None:
     server = start()
+    began = time.monotonic()
     (slow,) = silent(server, 1)
     slow.settimeout(0.1)
-    began = time.monotonic()
     while time.monotonic() - began < 30 and lives(slow):
         time.sleep(0.1)
     assert 4 < time.monotonic() - began < 15
