@@ -107,8 +107,12 @@ def test_node_failing_preflight_is_left_and_named_before_start(stage: Stage) -> 
         f"gpt-w1 failed its preflight on {bad}: GPU: {message}; moving to another node"
     )
     assert stage.status().get("incidentCount", 0) == 0
-    events = stage.core.list_namespaced_event(stage.namespace, field_selector="reason=PreflightFailed").items
-    assert {event.message for event in events} == {avoided["message"]}
+
+    def told() -> set[str]:
+        events = stage.core.list_namespaced_event(stage.namespace, field_selector="reason=PreflightFailed").items
+        return {event.message for event in events}
+
+    assert stage.wait(told, "the event is written") == {avoided["message"]}
 
 
 def test_operator_killed_during_a_recovery_gives_the_same_result(stage: Stage) -> None:
