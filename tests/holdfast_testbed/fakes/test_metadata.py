@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -372,6 +373,8 @@ def test_over_http(world: World, server: MetadataServer) -> None:
 
 def test_a_stopped_server_comes_back_at_its_port(server: MetadataServer) -> None:
     server.stop()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", server.port))
     with pytest.raises(urllib.error.URLError):
         ask(server, ACTION)
     server.start()

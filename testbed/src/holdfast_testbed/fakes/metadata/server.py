@@ -82,6 +82,7 @@ class MetadataServer:
         self.seen: deque[Request] = deque(maxlen=_KEPT)
         self.closing = threading.Event()
         self._server: _Server | None = None
+        self._held: socket.socket | None = None
 
     @property
     def url(self) -> str:
@@ -99,8 +100,13 @@ class MetadataServer:
     def start(self) -> None:
         """Answer in the background; after `stop`, at the same port again."""
         self.closing.clear()
+        if self._held is None:
+            # Bound and never listening: while the server is stopped, no other process gets its port.
+            self._held = socket.socket()
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held.bind((self._address, self.port))
+            self.port = self._held.getsockname()[1]
         self._server = _Server((self._address, self.port), self)
-        self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="metadata", daemon=True).start()
 
     def stop(self) -> None:
@@ -118,6 +124,9 @@ class MetadataServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
 class _Server(ThreadingHTTPServer):
