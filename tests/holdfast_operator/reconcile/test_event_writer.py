@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_operator.reconcile.event_writer import EventWriter
 
-SECONDS = 10.0
+SECONDS = 120.0
 
 
 @pytest.fixture
