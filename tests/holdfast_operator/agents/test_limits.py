@@ -49,7 +49,8 @@ def test_a_pod_that_sends_many_bodies_at_once_is_put_off(start: Callable[..., Ap
         connection.putheader("Authorization", f"Bearer {WORKER}")
         connection.putheader("Content-Length", str(len(body())))
         connection.endheaders(body()[:10])
-    wait_for(lambda: api.call("POST", "/v1/report", body=body())[0] == 429)
+    wait_for(lambda: api.server.bodies_read == 2)
+    assert api.call("POST", "/v1/report", body=body())[0] == 429
     assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
     for connection in open_:
         connection.send(body()[10:])

@@ -58,8 +58,8 @@ class AgentServer:
 
     @property
     def bodies_read(self) -> int:
-        """The number of pods whose reports are being read."""
-        return len(self._site.bodies) if self._site is not None else 0
+        """The number of reports whose bodies are being read."""
+        return self._site.bodies.total() if self._site is not None else 0
 
     def start(self, seconds: float = 30.0) -> None:
         """Start to listen. Raises the error that prevents it."""
