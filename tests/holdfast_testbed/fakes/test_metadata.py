@@ -414,12 +414,17 @@ def test_a_redirect_leads_to_what_was_asked_for(world: World, server: MetadataSe
     assert [request.path for request in server.seen] == [PREEMPTED, f"/elsewhere{PREEMPTED}"]
 
 
-def test_a_hanging_service_lets_go_when_the_fault_is_over(server: MetadataServer) -> None:
-    server.fault = "hang"
-    with ThreadPoolExecutor() as pool:
+def test_a_hanging_service_lets_go_when_the_fault_is_over(world: World) -> None:
+    faults, told = ["hang"], list[str]()
+
+    def tell() -> str:
+        told.append("".join(faults))
+        return told[-1]
+
+    with MetadataServer(world.aws, told=tell) as server, ThreadPoolExecutor() as pool:
         held = pool.submit(ask, server, ACTION)
-        wait_for(lambda: bool(server.seen), what="the request", seconds=60)
-        server.fault = ""
+        wait_for(lambda: len(told) > 1, what="a request that hangs", seconds=60)
+        faults.clear()
         with pytest.raises(ConnectionError):
             held.result()
 
