@@ -119,7 +119,7 @@ def test_spare_replaces_a_lost_worker_without_waiting_for_a_pod(job: Elastic) ->
         after = tuple(spare.name if name == lost.name else name for name in before)
         job.watcher.wait("the spare in the lost one's place", lambda: job.watcher.view.members == after, timeout=60)
         job.trains(WORKERS)
-        assert "0 of 1 spares are on standby" in job.says("Ready")
+        job.watcher.wait("no spare", lambda: "0 of 1 spares are on standby" in job.says("Ready"), timeout=60)
 
     job.watcher.wait("another spare", lambda: "1 of 1 spares are on standby" in job.says("Ready"), timeout=120)
     assert {pod.name for pod in job.idle()}.isdisjoint({*before, spare.name})

@@ -99,6 +99,8 @@ def suffer(machine: Machine, trouble: Trouble) -> Seen:
         meanwhile, healthy, failed = sidecar.request(), sidecar.healthy(), sidecar.failed_polls()
         machine.mend()
         afterwards = sidecar.asked()
+        for other in {*CLOUDS} - {machine.cloud}:
+            sidecar.hears(f"{other}: no such service here")
         lines = {cloud: sidecar.says(f"{cloud}: no such service here") for cloud in CLOUDS}
     return Seen(meanwhile=meanwhile, healthy=healthy, failed_polls=failed, lines=lines, afterwards=afterwards)
 
