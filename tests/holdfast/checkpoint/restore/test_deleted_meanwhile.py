@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -32,13 +33,14 @@ def read(root: Path, exchange: Exchange) -> Restored:
 def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Before a file of an existing step is opened, the job saves a newer step and deletes all others."""
     steps: list[int] = []
-    opened = FolderStore.open
+    opened, one_rank = FolderStore.open, Lock()
 
     def late(store: FolderStore, name: CheckpointName, file: str) -> FolderSource:
-        if name.step in steps:
-            steps.remove(name.step)
-            commit(tmp_path, name.step + 10, {"a": b"newer"})
-            catalog.delete(tmp_path, [one for one in catalog.list_commits(tmp_path) if one.step <= name.step])
+        with one_rank:
+            if name.step in steps:
+                steps.remove(name.step)
+                commit(tmp_path, name.step + 10, {"a": b"newer"})
+                catalog.delete(tmp_path, [one for one in catalog.list_commits(tmp_path) if one.step <= name.step])
         return opened(store, name, file)
 
     monkeypatch.setattr(FolderStore, "open", late)
