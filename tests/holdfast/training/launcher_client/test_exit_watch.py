@@ -54,14 +54,16 @@ def test_threads_that_block_the_exit_are_named_once_then_ended(
 
 def test_only_blocking_threads_are_named_by_file_and_line() -> None:
     """The interpreter waits for these threads at its exit."""
-    leave = threading.Event()
+    all_work, leave = threading.Barrier(3), threading.Event()
 
     def work() -> None:
+        all_work.wait(timeout=240)
         leave.wait()
 
     threads = [threading.Thread(target=work, name=name, daemon=name == "daemon") for name in ("flush", "daemon")]
     for thread in threads:
         thread.start()
+    all_work.wait(timeout=240)
     named = [text for text in keepers() if text.startswith(("flush", "daemon"))]
     leave.set()
     assert len(named) == 1
