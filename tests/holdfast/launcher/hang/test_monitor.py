@@ -68,6 +68,11 @@ class World:
             words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
             popen = subprocess.Popen([*words, fault], process_group=0)
             self.ranks.append(Process(slot=10 + rank, number=rank, popen=popen))
+        end = time.monotonic() + DEADLINE
+        while not all(self.activity_pages.read(rank.slot) for rank in self.ranks):
+            assert time.monotonic() < end, "the ranks never came"
+            time.sleep(0.01)
+        (self.run_dir / "begin").touch()  # together: a rank that is not there yet waits for nothing
 
     def check(self, *, world_size: int | None = None) -> None:
         size = world_size or len(self.ranks)

@@ -1,6 +1,7 @@
 """A rank without torch that completes steps and writes its board, until its fault happens.
 
-steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of this many seconds, `FAULT` happens.
+steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of this many seconds, `FAULT` happens. The steps begin when
+there is a file `begin` next to the folder.
 """
 
 import ctypes
@@ -39,6 +40,8 @@ def straggle(meter: Meter, step: int, seconds: float) -> None:
 def main(folder: str, slot: str, seconds: str, fault: str) -> None:
     meter = Meter(Board(Path(folder), int(slot)))
     signal.signal(signal.SIGUSR1, lambda *_: meter.enter(Activity.PARKED))
+    while not Path(folder).with_name("begin").exists():
+        time.sleep(0.01)
     if fault == "straggle":
         straggle(meter, 0, float(seconds))
     for step in range(STEPS):
