@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,9 @@ import numpy as np
 
 from holdfast.checkpoint.attempt_info import Attempt
 from holdfast.checkpoint.format.file_names import CheckpointName
+from holdfast.checkpoint.format.records import CHUNK_BYTES
 from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.direct_writer import ImageWriter
 from holdfast.checkpoint.manager import CheckpointManager
 from holdfast.checkpoint.policy.fencing import Resume
 from holdfast.checkpoint.ranks.exchange import Exchange, SingleRank
@@ -132,8 +135,23 @@ def run(
         announce(f"committed {step}" if result.committed else f"failed {step}: {result.message}")
 
 
+def write_by_several_threads() -> None:
+    """Keep the thread with the first chunk of a file until another thread has the next one."""
+    write, continued = ImageWriter._write, set[Path]()
+
+    def written(image: ImageWriter, begin: int) -> None:
+        if begin:
+            continued.add(image.path)
+        write(image, begin)
+        while not begin and image.nbytes > CHUNK_BYTES and image.path not in continued and not image._stopped:
+            time.sleep(0.001)
+
+    ImageWriter._write = written  # type: ignore[method-assign]
+
+
 def rank(wanted: dict[str, Any], exchange: Exchange, waits: int, told: int) -> None:
     """Run one rank to its end."""
+    write_by_several_threads()
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY)
 
     def ready() -> None:
