@@ -158,7 +158,7 @@ class Cluster:
             "deadAfterSeconds": 6.0,  # on a busy machine, launchers are delayed by seconds
             "firstAttemptWaitSeconds": DEADLINE,
             "startupDeadlineSeconds": 300.0,
-            "hangDetection": {"minStepTimeoutSeconds": 1.0},
+            "hangDetection": {"minStepTimeoutSeconds": 10.0},  # so are ranks; tests of hangs call `find_hangs`
             "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": DEADLINE},
             "budgets": [{"cause": "Application", "maxRestarts": 1, "windowSeconds": 21600.0}],
             "backoff": {"initialSeconds": 0.1, "maxSeconds": 1.0},
@@ -167,6 +167,10 @@ class Cluster:
     def script(self, name: str) -> list[str]:
         """Return the command of a rank."""
         return [sys.executable, str(SCRIPTS / name)]
+
+    def find_hangs(self) -> None:
+        """Let a rank hang after a step of one second."""
+        self.settings["hangDetection"] = {"minStepTimeoutSeconds": 1.0}
 
     def launch(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
         """Start launchers."""

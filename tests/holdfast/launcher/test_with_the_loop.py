@@ -157,6 +157,7 @@ def test_step_applied_by_a_survivor_is_not_reported_as_lost(cluster: Any, wait_f
 
 
 def test_rank_asleep_in_its_loss_is_replaced_without_loss(cluster: Any, wait_for: Wait) -> None:
+    cluster.find_hangs()
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a")
@@ -177,6 +178,7 @@ def test_rank_asleep_in_its_loss_is_replaced_without_loss(cluster: Any, wait_for
 
 @pytest.mark.thorough
 def test_hang_of_one_rank_keeps_the_stacks_of_all_ranks(cluster: Any, wait_for: Wait) -> None:
+    cluster.find_hangs()
     pods = cluster.start("a", "b", "c", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -200,6 +202,7 @@ def test_hang_of_one_rank_keeps_the_stacks_of_all_ranks(cluster: Any, wait_for: 
 @pytest.mark.thorough
 def test_deadlocked_ranks_of_three_launchers_leave_and_survive(cluster: Any, wait_for: Wait) -> None:
     """The ranks leave their attempt, and none of them is killed."""
+    cluster.find_hangs()
     pods = cluster.start("a", "b", "c", script="trains.py", MISMATCH="1")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
@@ -224,6 +227,7 @@ def test_deadlocked_ranks_of_three_launchers_leave_and_survive(cluster: Any, wai
 @pytest.mark.thorough
 def test_rank_computing_after_its_attempt_ended_is_ended(cluster: Any, wait_for: Wait) -> None:
     """The other ranks continue."""
+    cluster.find_hangs()
     cluster.settings["processesPerWorker"] = 3
     (a,) = cluster.start("a", script="trains.py", STRAYS="1")
     cluster.publish(1, "a")

@@ -75,6 +75,7 @@ def test_a_rank_that_cannot_go_on_is_replaced(cluster: Any, wait_for: Wait) -> N
 
 
 def test_sleeping_rank_is_found_and_ended_without_losing_steps(cluster: Any, wait_for: Wait) -> None:
+    cluster.find_hangs()
     pod = training(cluster, wait_for, ASLEEP="1")
     before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
@@ -91,6 +92,7 @@ def test_sleeping_rank_is_found_and_ended_without_losing_steps(cluster: Any, wai
 
 def test_slow_interpreter_exit_is_judged_by_its_exit_code(cluster: Any, wait_for: Wait) -> None:
     """The rank has closed its connection. Others wait for it meanwhile, and it does not count as hung."""
+    cluster.find_hangs()
     pod = training(cluster, wait_for, ENDS="1")
     wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
     (incident,) = pod.status["incidents"]
