@@ -42,14 +42,15 @@ def test_three_shrink_to_two_and_grow_to_three_without_loss(cluster: Any, wait_f
     assert (incident["cause"], incident["action"]) == ("Infrastructure", "Shrink"), cluster.tail()
     assert incident["lostSteps"] is not None, str(incident) + cluster.tail()
 
-    # When they have formed a world, the others wait for that rank, long enough to observe them.
-    cluster.start("d", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, LOADS_SLOWLY="3")
+    # When they have formed a world, the others wait for that rank until they have been observed.
+    cluster.start("d", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, LOADS_LATE="1")
     previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b", "uid-c"]}]
     active = {"generation": 1, "attempt": second[1]}
     known = [json.loads(file.read_text()) for file in (cluster.shared / "checkpoints" / "claims").glob("*.json")]
     cluster.publish(2, "a", "b", "d", active=active, previous=previous, gone=["uid-c"], claims=known)
     third = cluster.await_world(2, "a", "b", "d")
     reached = max(a.step, b.step)
+    (cluster.shared / "load").touch()
     wait_for(lambda: cluster.pods["d"].step > reached, "three train")
     assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
     assert len(a.status["incidents"]) == 1

@@ -3,8 +3,9 @@
 `ASLEEP`: it falls asleep. `STRAYS`: it has just killed rank 0, so that its attempt is over. `MISMATCH`: it waits for
 data that rank 0 never sends. `SWALLOWS`: it passes an invalid loss to `job.step`, and catches the exception.
 `RAISES`: every rank raises, and the disk takes longer than launchers wait for ranks that leave. With `LOADS_SLOWLY`,
-ranks that receive a state take long to load it. While there is a file `hold-saves`, no save ends. With
-`COMPARES=0`, ranks do not compare their replicas: that reads the state as a save does.
+ranks that receive a state take long to load it; with `LOADS_LATE`, until there is a file `load`. While there is a
+file `hold-saves`, no save ends. With `COMPARES=0`, ranks do not compare their replicas: that reads the state as a
+save does.
 """
 
 import contextlib
@@ -55,6 +56,8 @@ class Line(torch.nn.Linear):
 
     def load_state_dict(self, *args, **options):
         time.sleep(float(os.environ.get("LOADS_SLOWLY", "0")))
+        while "LOADS_LATE" in os.environ and not (folder / "load").exists():
+            time.sleep(0.01)
         return super().load_state_dict(*args, **options)
 
 
