@@ -139,9 +139,10 @@ def test_final_checkpoint_is_copied_when_requested_and_not_due(launcher: Any, no
     for slot in (0, 1):
         nodes.add(slot)
         launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}
-    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--hold-at", str(HELD_AT))
     launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
     launcher.ask(1, "quiesce", "notice", commit=True, near=True)
+    launcher.go(HELD_AT)
     launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
     last = launcher.of(0, "quiesced")[-1]["step"]
     assert [kept(launcher, slot) for slot in (0, 1)] == [last, last]
@@ -160,9 +161,10 @@ def test_without_that_only_the_shared_tier_has_it(launcher: Any, nodes: Nodes, t
     for slot in (0, 1):
         nodes.add(slot)
         launcher.tiers[slot]["memory"] |= {"interval": 1000, "peerInterval": 1000}
-    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--hold-at", str(HELD_AT))
     launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
     launcher.ask(1, "quiesce", "notice", commit=True, near=False)
+    launcher.go(HELD_AT)
     launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
     assert [kept(launcher, slot) for slot in (0, 1)] == [0, 0]
     assert len(list((tmp_path / "tier").glob("step-*"))) == 1
