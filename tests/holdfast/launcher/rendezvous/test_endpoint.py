@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from holdfast.core.errors import UsageError
-from holdfast.launcher.rendezvous import connection
+from holdfast.launcher.rendezvous import connection, endpoint
 from holdfast.launcher.rendezvous.endpoint import bind, choose, remarks, resolve
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -124,6 +124,10 @@ async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
+class EnoughError(Exception):
+    """Raised at the end of a wait."""
+
+
 def test_another_programs_answer_ends_the_wait_at_once() -> None:
     with pytest.raises(UsageError, match=r"another program listens there, not a launcher .* another port"):
         asyncio.run(_dial(_http, timeout=600))
@@ -140,8 +144,19 @@ def test_another_programs_answer_ends_the_wait_at_once() -> None:
 def test_what_is_at_the_endpoint_is_told_while_it_is_waited_for(
     serve: Serve | None, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.launcher.network.handshake.HANDSHAKE_SECONDS", 0.1)
-    with caplog.at_level(logging.INFO), pytest.raises(UsageError, match=said):
-        asyncio.run(_dial(serve, timeout=0.4))
+    silent = 0.1 if serve is _listen else 240.0
+    monkeypatch.setattr("holdfast.launcher.network.handshake.HANDSHAKE_SECONDS", silent)
+    with pytest.raises(UsageError, match=said):
+        asyncio.run(_dial(serve, timeout=0.0))
+    look_up, tries = endpoint.look_up, iter(range(3))
+
+    async def thrice(host: str, port: int) -> Sequence[str]:
+        if next(tries, None) is None:
+            raise EnoughError
+        return await look_up(host, port)
+
+    monkeypatch.setattr(endpoint, "look_up", thrice)
+    with caplog.at_level(logging.INFO), pytest.raises(EnoughError):
+        asyncio.run(_dial(serve, timeout=600))
     told = [record.getMessage() for record in caplog.records if record.name == "holdfast.launcher.rendezvous"]
     assert [said in text for text in told] == [True], "once"
