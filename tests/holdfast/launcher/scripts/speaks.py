@@ -24,7 +24,9 @@ def say(kind, **body):
 
 
 def save(step, ids):
-    saved.write_text(str(step))
+    whole = saved.with_name(f"saved-{os.getpid()}")
+    whole.write_text(str(step))
+    whole.rename(saved)  # another rank may read it, and this one may be killed
     took = float(os.environ.get("SAVE_SECONDS", "0.01"))
     say("checkpoint", step=step, tier="shared", result="Committed", seconds=took, bytes=1000, ids=ids, message="")
 
