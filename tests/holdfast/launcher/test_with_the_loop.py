@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_bench import gone
 
 from holdfast.checkpoint.folder.catalog import list_commits
 from holdfast.fault_injection.injector import PLAN_FILE
@@ -350,6 +351,7 @@ def test_node_disk_restores_its_newest_step_after_a_kill(cluster: Any, wait_for:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     a.process.wait()
+    wait_for(lambda: all(map(gone, ranks)), "no rank writes any more")
     kept = [{name.step for name in list_commits(own)} for own in disk.glob("launcher-*/*-own-*")]
     newest = max(kept[0] & kept[1])  # of one more step, a rank may have published its part alone
     assert not list(checkpoints.glob("step-*")), "nothing is on the volume"
