@@ -22,7 +22,7 @@ def test_a_slow_rank_of_another_launcher_is_named_until_it_recovers(cluster: Any
     (slow,) = a.status["slowRanks"]
     assert (slow["rank"], slow["pod"], slow["node"], slow["activity"]) == (1, "b", "node-b", "compute")
     assert slow["seconds"] > 1.5 * slow["medianSeconds"]
-    assert "rank 1 of b on node node-b is slow" in a.log.read_text()
+    wait_for(lambda: "rank 1 of b on node node-b is slow" in a.log.read_text(), cluster.tail)
     assert b.status["slowRanks"] == c.status["slowRanks"] == [], "one launcher reports for all"
     own = [pod.status["ranks"][0]["computeSeconds"] for pod in (a, b, c)]
     assert own[1] > 1.5 * max(own[0], own[2])

@@ -186,7 +186,7 @@ def test_a_host_with_another_number_of_processes_is_refused(start: Start, wait_f
     second = start(*words, "--nproc-per-node", "2", *script)
     assert second.process.wait(DEADLINE) == 70
     assert "--nproc-per-node is 2 here and 1 at --rdzv-endpoint: set the same" in second.log.read_text()
-    assert "was refused" in first.log.read_text()
+    wait_for(saw(first, "was refused"), "the endpoint says so")
     assert first.process.poll() is None
 
 
