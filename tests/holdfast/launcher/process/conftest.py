@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pool_bench import DEADLINE, PATIENCE, Bench, children
 
-from holdfast.launcher.process import spawn_pool
+from holdfast.launcher.process import child, spawn_pool
 
 
 @pytest.fixture
@@ -29,3 +29,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+@pytest.fixture
+def hears_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last output of a child is awaited, however late the thread that reads it runs."""
+    monkeypatch.setattr(child, "_DRAIN_LOOKS", round(PATIENCE / child._DRAIN_SECONDS))

@@ -57,6 +57,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("hears_out")
 def test_a_child_is_heard_to_its_last_line() -> None:
     async def play() -> ProcessExit:
         ended: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()

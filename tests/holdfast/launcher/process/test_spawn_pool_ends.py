@@ -31,6 +31,7 @@ ENDS = {
 }
 
 
+@pytest.mark.usefixtures("hears_out")
 def test_every_end_is_reported_as_that_of_an_interpreter(bench: Bench) -> None:
     """This includes the last output. Only the traceback of an interrupt shows the origin of the process."""
     cases = "import heavy, atexit, os, signal, sys, threading, time\n"
@@ -58,6 +59,7 @@ def test_every_end_is_reported_as_that_of_an_interpreter(bench: Bench) -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("hears_out")
 @pytest.mark.parametrize("source", ["def broken(:", None], ids=["syntax", "no file"])
 def test_a_script_that_went_bad_fails_as_in_an_interpreter(bench: Bench, source: str | None) -> None:
     argv = bench.script("import heavy")
@@ -139,6 +141,7 @@ def test_what_a_script_detached_outlives_its_normal_end(bench: Bench) -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("hears_out")
 def test_what_a_rank_writes_passes_through_with_its_prefix(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     argv = bench.script("import heavy, os, sys; print(len(os.environ['LONG'])); print('tail', file=sys.stderr)")
 

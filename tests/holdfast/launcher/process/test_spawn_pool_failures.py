@@ -150,6 +150,7 @@ def test_interpreters_are_on_standby_if_an_import_starts_threads(
     ]
 
 
+@pytest.mark.usefixtures("hears_out")
 @pytest.mark.parametrize("case", BAD)
 def test_an_import_that_fails_is_left_to_the_script(
     bench: Bench, caplog: pytest.LogCaptureFixture, case: str
