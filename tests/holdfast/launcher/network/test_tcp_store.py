@@ -18,6 +18,7 @@ from holdfast.core.attempt import AttemptId
 from holdfast.launcher.membership.messages import Master
 from holdfast.launcher.network import tcp_store
 from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.process import child
 
 DEADLINE = 240.0
 
@@ -89,6 +90,7 @@ def test_store_that_never_starts_ends_the_launcher(
     monkeypatch.setattr(
         tcp_store, "own_program", lambda *_: [sys.executable, "-c", "import sys; sys.exit('no torch')"]
     )
+    monkeypatch.setattr(child, "_DRAIN_LOOKS", round(DEADLINE / child._DRAIN_SECONDS))  # for its last output
 
     async def play() -> tuple[int, str]:
         lost: list[str] = []
