@@ -106,6 +106,15 @@ def test_restarts_before_the_launchers_started_count_against_the_budget() -> Non
     assert sim.run(10, lambda: not sim.alive())
 
 
+def test_failure_of_another_cause_spends_no_budget_of_this_one() -> None:
+    sim = training(budgets=(Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0),), replace_lost=False)
+    for cause in (Cause.INFRASTRUCTURE, Cause.APPLICATION):
+        ended = sim.trainings[-1]
+        sim.kill_rank("w1", cause, Priority.EXCEPTION)
+        assert sim.run(10, lambda ended=ended: sim.training_now() not in (None, ended))  # type: ignore[misc]
+        assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
 def test_same_error_without_a_step_ends_the_job_at_once() -> None:
     sim = _fail_twice("NameError at train.py:7", "NameError at train.py:7")
     assert {pod.exit_code for pod in sim.pods.values()} == {1}

@@ -9,6 +9,7 @@ from simulation import Simulation
 from holdfast.core.attempt import AttemptId
 from holdfast.launcher.membership import events
 from holdfast.launcher.membership.held_shards import HeldShards
+from holdfast.launcher.membership.state import Phase
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:
@@ -102,6 +103,8 @@ def test_growth_waits_until_the_newcomer_is_prepared() -> None:
     sim.feed(newcomer, events.Prepared(prepared=False))
     assert not sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
     assert sim.trains_with("w0", "w1")
+    phases = {name: sim.pods[name].state.phase for name in ("w0", "w1", "w3")}
+    assert phases == {"w0": Phase.RUNNING, "w1": Phase.RUNNING, "w3": Phase.WAITING}
     sim.feed(newcomer, events.Prepared(prepared=True))
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from simulation import Simulation
 
+from holdfast.core.attempt import AttemptId
 from holdfast.launcher.membership.events import Send
-from holdfast.launcher.membership.formation.proposal_answers import pursue, withdraw
+from holdfast.launcher.membership.formation.acceptance import consider
+from holdfast.launcher.membership.formation.proposal_answers import MAX_REFUSALS, pursue, refused_by, withdraw
+from holdfast.launcher.membership.messages import Propose, Refuse
 from holdfast.launcher.membership.state import Proposal
 from holdfast.launcher.membership.transition import Transition
 
@@ -40,3 +43,33 @@ def test_unanswered_proposal_is_sent_again_after_the_pause() -> None:
     assert [action.to for action in due.actions if isinstance(action, Send)] == ["w2"]
     assert due.state.proposal is not None
     assert due.state.proposal.sent == due.now
+
+
+def test_proposal_of_an_unknown_generation_is_refused() -> None:
+    """The worker accepts it when it knows the generation."""
+    sim = Simulation(3)
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
+    turn = Transition(sim.pods["w1"].state, sim.now)
+    assert turn.state.world is not None
+    later = replace(turn.state.world, attempt_id=AttemptId(9, 1))
+    consider(turn, "w0", Propose(world=later))
+    (answer,) = [action.message for action in turn.actions if isinstance(action, Send)]
+    assert isinstance(answer, Refuse)
+    assert answer.attempt_id == later.attempt_id
+    assert turn.state.pending is None
+
+
+def test_member_is_left_out_after_it_has_refused_repeatedly() -> None:
+    sim = Simulation(3)
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
+    state = sim.pods["w0"].state
+    assert state.world is not None
+    proposal = Proposal(world=state.world, incident=None, since=sim.now, sent=sim.now, until=sim.now + 60.0)
+    refusal = Refuse(attempt_id=state.world.attempt_id, reason="busy")
+    muted = []
+    for _ in range(MAX_REFUSALS):
+        turn = Transition(replace(state, proposal=proposal), sim.now)
+        refused_by(turn, "w1", refusal)
+        state = turn.state
+        muted.append(state.peers["w1"].muted_until > sim.now)
+    assert muted == [False] * (MAX_REFUSALS - 1) + [True]
