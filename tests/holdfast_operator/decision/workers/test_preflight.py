@@ -164,6 +164,23 @@ def test_where_no_other_node_has_room_the_job_waits_for_the_mend(asked: Callable
     sim.run(30, until=trains(sim))
 
 
+def test_room_that_another_worker_needs_is_not_taken(asked: Callable[..., Any]) -> None:
+    """A node is free. Another worker is replaced at the same time, and cannot return to its node."""
+    sim = asked(bad={"node-2": {"GPU": "Running"}}, minimum=3, nodes=4)
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.run(10)
+    (bad,) = (name for name in sim.running() if sim.node_of(name) == "node-2")
+    other = next(name for name in sim.running() if name != bad)
+    sim.nodes[sim.node_of(other)]["status"]["allocatable"]["cpu"] = "0"
+    sim.delete(sim.uid(other))
+    sim.preflights["node-2"]["GPU"] = "Failed"
+    sim.report()
+    sim.settle()
+    assert sim.status.avoided == ()
+    assert "deletionTimestamp" not in sim.pods[sim.uid(bad)]["metadata"]
+
+
 def test_failed_preflight_fails_the_job_by_its_deadline(asked: Callable[..., Any]) -> None:
     sim = asked(bad={"node-1": {"GPU": "Failed"}}, nodes=1, replicas=1, minimum=1, startupDeadlineSeconds=60)
     sim.run(90, until=lambda: sim.status.holds("Failed"))
