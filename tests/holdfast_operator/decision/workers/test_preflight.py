@@ -164,21 +164,16 @@ def test_where_no_other_node_has_room_the_job_waits_for_the_mend(asked: Callable
     sim.run(30, until=trains(sim))
 
 
-def test_room_that_another_worker_needs_is_not_taken(asked: Callable[..., Any]) -> None:
-    """A node is free. Another worker is replaced at the same time, and cannot return to its node."""
-    sim = asked(bad={"node-2": {"GPU": "Running"}}, minimum=3, nodes=4)
+def test_worker_that_fits_nowhere_keeps_no_other_on_an_unfit_node(asked: Callable[..., Any]) -> None:
+    """All nodes are spot capacity, and one worker waits for a node that is not."""
+    sim = asked(bad={"node-2": {"GPU": "Failed"}}, minimum=2, nodes=4)
+    sim.body["spec"]["workers"]["onDemandReplicas"] = 1
     for node in sim.nodes.values():
+        node["metadata"]["labels"]["karpenter.sh/capacity-type"] = "spot"
         node["status"]["allocatable"]["cpu"] = "1"
-    sim.run(10)
-    (bad,) = (name for name in sim.running() if sim.node_of(name) == "node-2")
-    other = next(name for name in sim.running() if name != bad)
-    sim.nodes[sim.node_of(other)]["status"]["allocatable"]["cpu"] = "0"
-    sim.delete(sim.uid(other))
-    sim.preflights["node-2"]["GPU"] = "Failed"
-    sim.report()
-    sim.settle()
-    assert sim.status.avoided == ()
-    assert "deletionTimestamp" not in sim.pods[sim.uid(bad)]["metadata"]
+    sim.run(120, until=lambda: len(sim.world_names()) == 2)
+    assert "node-2" not in {sim.node_of(name) for name in sim.world_names()}
+    assert [entry.node for entry in sim.status.avoided] == ["node-2"]
 
 
 def test_failed_preflight_fails_the_job_by_its_deadline(asked: Callable[..., Any]) -> None:

@@ -29,7 +29,7 @@ from holdfast_operator.decision.lifecycle.finished import finish
 from holdfast_operator.decision.plan import DecisionMetric
 from holdfast_operator.decision.reporting import messages
 from holdfast_operator.decision.set_condition import Reason
-from holdfast_operator.decision.workers.replicas import order_away, unplaced
+from holdfast_operator.decision.workers.replicas import order_away, planned
 from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.views import Check, Report
 
@@ -184,8 +184,8 @@ def _leave(draft: PlanDraft, unfit: _FailedPreflight) -> PlanDraft:
     blame = _blame(draft, unfit)
     if blame is _FailureScope.UNKNOWN:
         return draft.requeue_in(c.POLL_OPEN)
-    unfit_here = (other.worker for other in _all_unfit(draft) if other.worker.node == node)
-    moved = (*unfit_here, *unplaced(draft))
+    lacking = max(0, draft.target - len(draft.status.in_phase(Phase.WANTED)))
+    moved = (*(other.worker for other in _all_unfit(draft) if other.worker.node == node), *planned(draft, lacking))
     if blame in (_FailureScope.SHARED, _FailureScope.JOB) or not draft.can_place_elsewhere(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
